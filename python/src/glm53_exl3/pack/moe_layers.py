@@ -1,0 +1,223 @@
+"""Routed-expert layers of a pack: K and codebook of each, and whether every expert is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from glm53_exl3.errors import Glm53Error, PackError
+from glm53_exl3.format.codebooks import Codebook
+from glm53_exl3.format.names import PROJECTIONS, ExpertName, Projection, parse_expert
+from glm53_exl3.format.quantization_config import BITS, CODEBOOK, KEY, LAYER_BITS, QuantizationFields
+from glm53_exl3.pack.model_shape import ModelShape
+from glm53_exl3.pack.modules import LinearModule
+
+_REFETCH = "fetch the pack again, all files of one commit"
+
+
+@dataclass(frozen=True)
+class ProjectionSpec:
+    """What all experts of a layer share in one projection.
+
+    Attributes:
+        in_features, out_features: of one expert's weight `[in, out]`.
+        bits: bits a weight.
+        codebook: codebook of the trellis.
+    """
+
+    in_features: int
+    out_features: int
+    bits: int
+    codebook: Codebook
+
+
+@dataclass(frozen=True)
+class MoELayer:
+    """One layer whose routed experts are EXL3.
+
+    Attributes:
+        block: module that holds the experts in the checkpoint, ending in `.experts`.
+        layer: its layer index.
+        num_experts: experts in the checkpoint.
+        projections: specification by projection name.
+    """
+
+    block: str
+    layer: int
+    num_experts: int
+    projections: Mapping[Projection, ProjectionSpec]
+
+    def tensor_name(self, expert: int, projection: Projection, suffix: str) -> str:
+        """Name of one tensor in the checkpoint."""
+        return f"{self.block}.{expert}.{projection}.{suffix}"
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Bits of gate, up and down."""
+        return tuple(self.projections[projection].bits for projection in PROJECTIONS)
+
+
+@dataclass
+class _Block:
+    layer: int
+    by_projection: dict[Projection, dict[int, LinearModule]] = field(
+        default_factory=lambda: {projection: {} for projection in PROJECTIONS}
+    )
+
+
+def moe_layers(
+    modules: Mapping[str, LinearModule], shape: ModelShape | None, stated: QuantizationFields
+) -> tuple[dict[str, MoELayer], list[Glm53Error]]:
+    """Layers of routed EXL3 experts by block name, and every fault found in them.
+
+    Args:
+        modules: EXL3 linears of the pack.
+        shape: what `config.json` says; None to check the pack against itself alone.
+        stated: the `quantization_config`, compared with the trellises.
+    """
+    layers: dict[str, MoELayer] = {}
+    faults: list[Glm53Error] = []
+    for block_name, block in _blocks(modules).items():
+        num_experts = shape.num_experts if shape else 1 + max(max(m, default=-1) for m in block.by_projection.values())
+        found = list(_missing(block_name, block, num_experts))
+        specs: dict[Projection, ProjectionSpec] = {}
+        for projection, experts in block.by_projection.items():
+            if experts:
+                specs[projection], uneven = _common(experts)
+                found += uneven
+        if len(specs) == len(PROJECTIONS):
+            layer = MoELayer(block_name, block.layer, num_experts, specs)
+            found += _wrong_sizes(layer, shape)
+            found += _contradictions(layer, stated)
+            if not found:
+                layers[block_name] = layer
+        faults += found
+    return layers, faults
+
+
+def _blocks(modules: Mapping[str, LinearModule]) -> dict[str, _Block]:
+    blocks: dict[str, _Block] = {}
+    for module in modules.values():
+        name: ExpertName | None = parse_expert(module.name)
+        if name is not None:
+            block = blocks.setdefault(name.block, _Block(name.layer))
+            block.by_projection[name.projection][name.expert] = module
+    return blocks
+
+
+def _missing(block_name: str, block: _Block, num_experts: int) -> Iterable[Glm53Error]:
+    for projection, experts in block.by_projection.items():
+        absent = sorted(set(range(num_experts)).difference(experts))
+        if absent:
+            more = f" (and {len(absent) - 1} more experts)" if len(absent) > 1 else ""
+            yield PackError(
+                "expert-missing",
+                f"{block_name}.{absent[0]}.{projection}.trellis is missing or incomplete{more}",
+                expected=f"{num_experts} experts",
+                found=f"{len(experts)}",
+                hint=_REFETCH,
+            )
+        surplus = sorted(expert for expert in experts if expert >= num_experts)
+        if surplus:
+            yield PackError(
+                "expert-surplus",
+                f"{block_name}.{surplus[0]}.{projection}.trellis is one expert too many",
+                expected=f"experts 0 to {num_experts - 1}, as config.json says",
+                hint="fetch config.json of the same commit as the shards",
+            )
+
+
+def _common(experts: Mapping[int, LinearModule]) -> tuple[ProjectionSpec, list[Glm53Error]]:
+    """The specification of most experts of a projection, and the modules that differ from it."""
+    votes: dict[ProjectionSpec, list[LinearModule]] = {}
+    for module in experts.values():
+        spec = ProjectionSpec(module.in_features, module.out_features, module.bits, module.codebook)
+        votes.setdefault(spec, []).append(module)
+    spec = max(votes, key=lambda candidate: len(votes[candidate]))
+    faults: list[Glm53Error] = []
+    for other, modules in votes.items():
+        if other != spec:
+            faults.append(_differs(modules[0], other, spec))
+    return spec, faults
+
+
+def _differs(module: LinearModule, found: ProjectionSpec, expected: ProjectionSpec) -> Glm53Error:
+    if found.codebook != expected.codebook:
+        return PackError(
+            "codebook-mixed",
+            f"{module.name} decodes with another codebook than the other experts of its layer",
+            expected=_marker(module.name, expected.codebook),
+            found=_marker(module.name, found.codebook),
+            hint="the marker tensor was lost or is wrong; " + _REFETCH,
+        )
+    if found.bits != expected.bits:
+        return PackError(
+            "bits-by-expert",
+            f"{module.name}.trellis has another bit rate than the other experts of its layer",
+            expected=f"{expected.bits} bits",
+            found=f"{found.bits} bits",
+            hint="use a pack with one bit rate for each projection of a layer",
+        )
+    return PackError(
+        "tensor-shape",
+        f"{module.name}.trellis has another shape than the other experts of its layer",
+        expected=f"a weight of {expected.in_features} x {expected.out_features}",
+        found=f"{found.in_features} x {found.out_features}",
+        hint=_REFETCH,
+    )
+
+
+def _marker(module: str, codebook: Codebook) -> str:
+    return "no codebook marker (3inst)" if codebook == "3inst" else f"{module}.{codebook}"
+
+
+def _wrong_sizes(layer: MoELayer, shape: ModelShape | None) -> Iterable[Glm53Error]:
+    gate, up, down = (layer.projections[projection] for projection in PROJECTIONS)
+    hidden = shape.hidden_size if shape else gate.in_features
+    width = shape.expert_size if shape else gate.out_features
+    for projection, spec, size in (
+        ("gate_proj", gate, (hidden, width)),
+        ("up_proj", up, (hidden, width)),
+        ("down_proj", down, (width, hidden)),
+    ):
+        if (spec.in_features, spec.out_features) != size:
+            yield PackError(
+                "tensor-shape",
+                f"{layer.block}.*.{projection}.trellis does not fit the model",
+                expected=f"a weight of {size[0]} x {size[1]}",
+                found=f"{spec.in_features} x {spec.out_features}",
+                hint="fetch config.json and shards of one commit",
+            )
+    books = {spec.codebook for spec in (gate, up, down)}
+    if len(books) > 1:
+        yield PackError(
+            "codebook-mixed",
+            f"{layer.block}: gate, up and down have different codebooks ({', '.join(sorted(books))})",
+            expected="one codebook a layer",
+            hint=f"a marker tensor (.mcg or .mul1) was lost or is wrong; {_REFETCH}",
+        )
+
+
+def _contradictions(layer: MoELayer, stated: QuantizationFields) -> Iterable[Glm53Error]:
+    bits = stated.stated_bits(layer.layer)
+    if bits is not None and bits not in layer.bits:
+        listed = layer.layer in stated.layer_bits
+        key = f"{KEY}.{LAYER_BITS}[{layer.layer}]" if listed else f"{KEY}.{BITS}"
+        mended = f'"{LAYER_BITS}": {{"{layer.layer}": {layer.bits[0]}}}'
+        yield PackError(
+            "bits-contradiction",
+            f"{key} says {bits}, but {layer.block}.0.gate_proj.trellis has {layer.bits[0]} bits a weight",
+            expected=f"{bits} bits",
+            found="{} bits for gate, {} for up, {} for down".format(*layer.bits),
+            hint=f"fetch config.json of the same commit as the shards, or write {mended} into its {KEY}",
+        )
+    codebook = layer.projections["gate_proj"].codebook
+    if stated.codebook is not None and codebook != stated.codebook:
+        yield PackError(
+            "codebook-contradiction",
+            f"{KEY}.{CODEBOOK} says {stated.codebook!r}, but {layer.block}.0.gate_proj has "
+            f"{_marker(f'{layer.block}.0.gate_proj', codebook)}",
+            expected=_marker(f"{layer.block}.0.gate_proj", stated.codebook),
+            found=_marker(f"{layer.block}.0.gate_proj", codebook),
+            hint=f"the marker tensors were lost or are wrong; {_REFETCH}",
+        )
