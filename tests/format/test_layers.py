@@ -1,0 +1,60 @@
+"""Imports go one way: format, decode, kernels, engine; only engine knows vLLM."""
+
+import ast
+from pathlib import Path
+
+import glm53_exl3
+
+SOURCE = Path(glm53_exl3.__file__).parent
+#: What each part of the package may import of the package. `errors` is free for all.
+ALLOWED = {
+    "errors.py": set(),
+    "format": {"format"},
+    "pack": {"pack", "format"},
+    "decode": {"decode", "format"},
+    "kernels": {"kernels", "decode", "format"},
+    "engine": {"engine", "kernels", "pack", "format"},
+    "quantize": {"quantize", "decode", "pack", "format"},
+    "serve": {"serve"},
+    "demo": {"demo"},
+    "cli": {"cli", "demo", "serve", "quantize", "pack", "format"},
+}
+TORCH = {"decode", "kernels", "engine", "quantize"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def parts() -> list[tuple[str, Path]]:
+    files = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
+    return [(path.relative_to(SOURCE).parts[0], path) for path in files]
+
+
+def test_every_part_is_listed() -> None:
+    assert {part for part, _ in parts()} == set(ALLOWED)
+
+
+def test_imports_go_one_way() -> None:
+    for part, path in parts():
+        ours = {name.split(".")[1] for name in imported_modules(path) if name.startswith("glm53_exl3.")}
+        assert ours - {"errors"} <= ALLOWED[part], path
+
+
+def test_only_engine_imports_vllm_and_only_upper_layers_torch() -> None:
+    for part, path in parts():
+        roots = {name.split(".")[0] for name in imported_modules(path)}
+        assert "vllm" not in roots or part == "engine", path
+        assert "torch" not in roots or part in TORCH, path
+        assert "exllamav3" not in roots, path
+
+
+def test_files_stay_short() -> None:
+    for _, path in parts():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
