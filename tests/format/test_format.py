@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-
 from glm53_exl3.errors import FormatError
 from glm53_exl3.format.codebooks import CODEBOOKS, MARKER_VALUES, is_codebook, require_codebook
 from glm53_exl3.format.names import ExpertName, layer_index, parse_expert, split_tensor
@@ -150,7 +149,9 @@ def test_shards_cut_at_multiples_of_128() -> None:
     assert [len(shard_range(512, 4, rank, "w")) for rank in range(4)] == [128] * 4
 
 
-@pytest.mark.parametrize(("size", "ranks", "usable"), [(256, 4, "1, 2"), (128, 2, "1"), (384, 2, "1"), (2048, 3, "1, 2")])
+@pytest.mark.parametrize(
+    ("size", "ranks", "usable"), [(256, 4, "1, 2"), (128, 2, "1"), (384, 2, "1"), (2048, 3, "1, 2")]
+)
 def test_other_cuts_are_refused_with_the_sizes_that_do(size: int, ranks: int, usable: str) -> None:
     with pytest.raises(FormatError, match=r"experts\.\*\.gate_proj") as caught:
         shard_range(size, ranks, 0, "experts.*.gate_proj")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from support.packs import MCG, PackRecipe, edit_config, edit_tensors, write_pack
-
 from glm53_exl3.errors import FormatError, Glm53Error, PackError
 from glm53_exl3.pack.files import holds_trellis
 from glm53_exl3.pack.inventory import read_inventory
+from safetensors.numpy import load_file, save_file
+from support.packs import MCG, PackRecipe, edit_config, edit_tensors, write_pack
 
 GATE = "model.layers.1.mlp.experts.3.gate_proj"
 
@@ -164,7 +163,9 @@ def test_fault_no_safetensors(pack: Path, content: bytes) -> None:
 
 
 def test_fault_name_twice_in_one_header(pack: Path) -> None:
-    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    header = (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    )
     path = sorted(pack.glob("*.safetensors"))[0]
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     assert fault(pack).id == "tensor-doubled"
