@@ -1,0 +1,81 @@
+"""What a kernel backend gets and gives.
+
+A backend is built once a layer, after the weights are loaded, and then called for every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from glm53_exl3.format.codebooks import Codebook
+from glm53_exl3.format.tensors import TILE
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """One projection of all local experts of a layer, as stored.
+
+    Attributes:
+        trellis: int16 `[E, in/16, out/16, 16*bits]`, contiguous.
+        suh: fp16 `[E, in]`.
+        svh: fp16 `[E, out]`.
+        codebook: of all experts.
+    """
+
+    trellis: torch.Tensor
+    suh: torch.Tensor
+    svh: torch.Tensor
+    codebook: Codebook
+
+    @property
+    def num_experts(self) -> int:
+        """Local experts."""
+        return self.trellis.shape[0]
+
+    @property
+    def bits(self) -> int:
+        """Bits a weight."""
+        return self.trellis.shape[-1] // TILE
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """The routed experts of one layer on one rank.
+
+    Attributes:
+        name: for messages.
+        gate, up: `[hidden, intermediate]` weights of each local expert.
+        down: `[intermediate, hidden]` weights of each local expert.
+        limit: SwiGLU limit, 0 for none: min(silu(gate), limit) * clamp(up, -limit, limit).
+    """
+
+    name: str
+    gate: PackedExperts
+    up: PackedExperts
+    down: PackedExperts
+    limit: float = 0.0
+
+
+class MoEKernel(Protocol):
+    """Runs the routed experts of one layer."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend, for logs."""
+        ...
+
+    def __call__(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """Weighted sum of the chosen experts' outputs.
+
+        Args:
+            x: activations `[T, hidden]`.
+            topk_ids: integer `[T, k]`, local expert of each choice; anything outside `[0, E)` is skipped.
+            topk_weights: fp32 `[T, k]`.
+
+        Returns:
+            `[T, hidden]` in the dtype of `x`.
+        """
+        ...

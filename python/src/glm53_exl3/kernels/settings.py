@@ -1,0 +1,61 @@
+"""Choices a user can make about kernels, read from the environment.
+
+The environment reaches every process that vLLM starts; a command line option of a plugin does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar, get_args
+
+from glm53_exl3.errors import KernelError
+
+#: Which backend runs the experts.
+KERNEL_VARIABLE: Final = "GLM53_EXL3_KERNEL"
+#: When the reference backend decodes: once at load, or again for every batch.
+DECODE_VARIABLE: Final = "GLM53_EXL3_DECODE"
+
+Backend = Literal["auto", "reference"]
+Decode = Literal["load", "call"]
+_Choice = TypeVar("_Choice", bound=str)
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """Settings of the kernels.
+
+    Attributes:
+        backend: `auto` takes the fastest backend that runs here.
+        decode: `load` keeps the decoded weights, 16 bits each; `call` decodes the experts a batch needs and
+            keeps only the trellis.
+    """
+
+    backend: Backend = "auto"
+    decode: Decode = "load"
+
+
+def kernel_settings(environment: Mapping[str, str] = os.environ) -> KernelSettings:
+    """Settings from environment variables.
+
+    Raises:
+        KernelError: `setting-value` for a value that is not one of the choices.
+    """
+    return KernelSettings(
+        backend=_choice(environment, KERNEL_VARIABLE, get_args(Backend)),
+        decode=_choice(environment, DECODE_VARIABLE, get_args(Decode)),
+    )
+
+
+def _choice(environment: Mapping[str, str], variable: str, choices: tuple[_Choice, ...]) -> _Choice:
+    value = environment.get(variable, choices[0])
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise KernelError(
+        "setting-value",
+        f"{variable}={value}",
+        expected=" or ".join(choices),
+        hint=f"unset {variable}, or set it to {choices[0]}",
+    )
