@@ -1,0 +1,143 @@
+"""Parameters of a layer of routed experts, and the views of them that loader and kernels use.
+
+vLLM's models rename `experts.<E>.gate_proj.<suffix>` and `.up_proj.` to `w13_<suffix>`, `.down_proj.` to
+`w2_<suffix>`, so these are the names the parameters must have. Gate and up may differ in K: `w13_trellis` is
+flat, all gates before all ups, and so each projection is contiguous whatever its K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from glm53_exl3.errors import FormatError
+from glm53_exl3.format.names import PROJECTIONS, Projection
+from glm53_exl3.format.shards import shard_range
+from glm53_exl3.format.tensors import SUH, SVH, TRELLIS, trellis_shape
+from glm53_exl3.kernels.interface import PackedExperts
+from glm53_exl3.pack.moe_layers import MoELayer, ProjectionSpec
+
+#: Fused parameter of each projection.
+FUSED: Final[Mapping[Projection, str]] = {"gate_proj": "w13", "up_proj": "w13", "down_proj": "w2"}
+#: vLLM's shard ids.
+SHARDS: Final[Mapping[str, Projection]] = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+@dataclass(frozen=True)
+class LocalSizes:
+    """What one rank holds of a layer.
+
+    Attributes:
+        num_experts: local experts.
+        channels: which intermediate channels of each expert.
+    """
+
+    num_experts: int
+    channels: range
+
+
+def local_sizes(
+    layer: MoELayer, num_experts: int, hidden_size: int, intermediate_size: int, tp_size: int, tp_rank: int
+) -> LocalSizes:
+    """Compare what vLLM allots to this rank with what the pack holds.
+
+    Args:
+        layer: the layer as the pack holds it.
+        num_experts: local experts.
+        hidden_size: vLLM's hidden size of the layer.
+        intermediate_size: vLLM's intermediate channels a rank.
+        tp_size, tp_rank: how the experts' intermediate channels are cut.
+
+    Raises:
+        FormatError: `shard-cut` for a cut inside a Hadamard block, `layer-size` when vLLM pads or disagrees.
+    """
+    gate = layer.projections["gate_proj"]
+    channels = shard_range(gate.out_features, tp_size, tp_rank, f"{layer.block}.*.gate_proj.{TRELLIS}")
+    if (hidden_size, intermediate_size) != (gate.in_features, len(channels)):
+        raise FormatError(
+            "layer-size",
+            f"{layer.block}: vLLM asks for other sizes than the pack holds",
+            expected=f"hidden {gate.in_features}, intermediate {len(channels)} a rank",
+            found=f"hidden {hidden_size}, intermediate {intermediate_size}",
+            hint="serve with another parallel configuration; padded experts cannot be rotated",
+        )
+    return LocalSizes(num_experts, channels)
+
+
+class ExpertParameters:
+    """Parameters `w13_*` and `w2_*` registered on a vLLM layer.
+
+    Args:
+        module: vLLM's `RoutedExperts`.
+        layer: the layer as the pack holds it.
+        sizes: what this rank holds.
+        loader: called by vLLM as `loader(param, loaded_weight, weight_name, shard_id, expert_id)`; gets the suffix
+            of its parameter as keyword `suffix`.
+
+    Attributes:
+        names: names of the registered parameters.
+        views: tensor with a leading expert axis by (projection, suffix).
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, layer: MoELayer, sizes: LocalSizes, loader: Callable[..., bool | None]
+    ) -> None:
+        self._layer = layer
+        self.names: list[str] = []
+        self.views: dict[tuple[Projection, str], torch.Tensor] = {}
+        for fused in ("w13", "w2"):
+            members = [projection for projection in PROJECTIONS if FUSED[projection] == fused]
+            tensors = [local_tensors(layer.projections[projection], projection, sizes) for projection in members]
+            for suffix, (dtype, _) in tensors[0].items():
+                shapes = [tensor[suffix][1] for tensor in tensors]
+                flat = self._register(module, f"{fused}_{suffix}", sum(map(prod, shapes)), dtype, loader, suffix)
+                for projection, shape, part in zip(members, shapes, flat.split([*map(prod, shapes)]), strict=True):
+                    self.views[projection, suffix] = part.view(shape)
+
+    def packed(self, projection: Projection) -> PackedExperts:
+        """The loaded experts of one projection."""
+        trellis, suh, svh = (self.views[projection, suffix] for suffix in (TRELLIS, SUH, SVH))
+        return PackedExperts(trellis, suh, svh, self._layer.projections[projection].codebook)
+
+    def drop(self, module: torch.nn.Module) -> None:
+        """Free the packed weights of a layer whose kernel keeps its own."""
+        self.views.clear()
+        for name in self.names:
+            delattr(module, name)
+
+    def _register(
+        self,
+        module: torch.nn.Module,
+        name: str,
+        size: int,
+        dtype: torch.dtype,
+        loader: Callable[..., bool | None],
+        suffix: str,
+    ) -> torch.Tensor:
+        parameter: Any = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        parameter.weight_loader = partial(loader, suffix=suffix)
+        module.register_parameter(name, parameter)
+        self.names.append(name)
+        data: torch.Tensor = parameter.data
+        return data
+
+
+def local_tensors(
+    spec: ProjectionSpec, projection: Projection, sizes: LocalSizes
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape, with a leading expert axis, of each tensor of one projection on this rank."""
+    width = len(sizes.channels)
+    rows, columns = (spec.in_features, width) if projection != "down_proj" else (width, spec.out_features)
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        TRELLIS: (torch.int16, (sizes.num_experts, *trellis_shape(rows, columns, spec.bits))),
+        SUH: (torch.float16, (sizes.num_experts, rows)),
+        SVH: (torch.float16, (sizes.num_experts, columns)),
+    }
+    if spec.codebook != "3inst":
+        tensors[spec.codebook] = (torch.int32, (sizes.num_experts,))
+    return tensors
