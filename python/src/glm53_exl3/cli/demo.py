@@ -1,0 +1,106 @@
+"""`glm53-exl3 demo`: serve the demo pack on loopback, ask it a question, end it."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from glm53_exl3.cli.console import stderr, stdout
+from glm53_exl3.demo import faq
+from glm53_exl3.demo.canary import Answer, load_canary
+from glm53_exl3.errors import ServerError
+from glm53_exl3.pack.inventory import read_inventory
+from glm53_exl3.serve.argv import ServerOptions
+from glm53_exl3.serve.chat import openai_client, stream_answer
+from glm53_exl3.serve.ports import free_port, require_free
+from glm53_exl3.serve.process import ServerProcess
+
+_DEFAULT_QUESTION: Final = "What is EXL3?"
+_KV_CACHE_BYTES: Final = 64 * 2**20
+_START_SECONDS: Final = 300.0
+
+
+def demo(
+    question: Annotated[str, typer.Argument(help="What to ask; --list shows what the model was taught.")] = (
+        _DEFAULT_QUESTION
+    ),
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running until Ctrl-C.")] = False,
+    port: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1; a free one by default.", min=1, max=65535)
+    ] = None,
+    list_questions: Annotated[bool, typer.Option("--list", help="List the questions and exit.")] = False,
+) -> None:
+    """Ask the demo pack a question, through the real vLLM server and the EXL3 plugin, on a CPU or a GPU."""
+    if list_questions:
+        for entry in faq.load_faq():
+            stdout.print(entry.question, markup=False)
+        return
+    pack = faq.demo_pack()
+    read_inventory(pack).require_sound()
+    options = demo_options(pack, require_free(port) if port else free_port())
+    log_path = Path(tempfile.mkdtemp(prefix="glm53-exl3-demo-")) / "vllm.log"
+    stderr.print(f"vLLM's output goes to {log_path}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = time.monotonic()
+    with ServerProcess(options, log_path, lambda phase: _show_phase(phase, started)) as server:
+        server.wait_healthy(_START_SECONDS)
+        _show_phase("ready", started)
+        _ask(options, question)
+        if keep:
+            _keep_serving(options, server)
+
+
+def demo_options(pack: Path, port: int) -> ServerOptions:
+    """How the demo pack is served: small, eager, on loopback."""
+    return ServerOptions(
+        model=pack,
+        served_name=faq.SERVED_NAME,
+        port=port,
+        max_model_len_tokens=faq.MAX_MODEL_LEN_TOKENS,
+        max_num_seqs=16,
+        enforce_eager=True,
+        kv_cache_memory_bytes=_KV_CACHE_BYTES,
+    )
+
+
+def _ask(options: ServerOptions, question: str) -> None:
+    stderr.print(f"\nQ: {question}\nA: ", end="", markup=False)
+    text, logprob = "", 0.0
+    for piece in stream_answer(openai_client(options.url), options.served_name, question):
+        stdout.file.write(piece.text)
+        stdout.file.flush()
+        text, logprob = text + piece.text, logprob + piece.logprob
+    stdout.file.write("\n")
+    stdout.file.flush()
+    canary = load_canary(options.model)
+    if canary.expected(question) is None:
+        stderr.print("(not a question of the FAQ, so no answer is known to be right; see --list)")
+        return
+    wrong = canary.failures([Answer(question, text, logprob)])
+    if wrong:
+        raise ServerError(
+            "answer-wrong",
+            f"the demo pack did not give the answer it was taught: {wrong[0]}",
+            hint="open an issue with your CPU or GPU and the log; something in this runtime computes wrongly",
+        )
+    stderr.print("(the right words, with the right probability)")
+
+
+def _keep_serving(options: ServerOptions, server: ServerProcess) -> None:
+    stderr.print(f"\nserving {options.served_name} at {options.url}/v1 until Ctrl-C")
+    server.wait_ended()
+
+
+def _show_phase(phase: str, started: float) -> None:
+    stderr.print(f"[{time.monotonic() - started:5.1f} s] {phase}", markup=False)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """End like Ctrl-C does, so that the server is stopped on the way out."""
+    raise KeyboardInterrupt

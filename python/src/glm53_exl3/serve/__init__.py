@@ -1,0 +1,1 @@
+"""Start vLLM, wait until it is healthy, talk to it, stop it."""

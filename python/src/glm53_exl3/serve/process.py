@@ -1,0 +1,158 @@
+"""vLLM as a child process: started in a session of its own, watched until healthy, ended with all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from glm53_exl3.errors import ServerError
+from glm53_exl3.serve.argv import ServerOptions, vllm_command, vllm_environment
+from glm53_exl3.serve.log_lines import PHASES, find_error, phase_index
+
+_POLL_SECONDS: Final = 0.2
+#: vLLM gives running requests some time; beyond this its processes are ended one and all.
+STOP_SECONDS: Final = 8.0
+_KEPT_LINES: Final = 2000
+
+
+class ServerProcess:
+    """One `vllm serve`, as a context manager.
+
+    Args:
+        options: what to serve and where.
+        log_path: file that receives everything vLLM prints.
+        on_phase: called with the name of each phase of the start as it begins.
+    """
+
+    def __init__(
+        self, options: ServerOptions, log_path: Path, on_phase: Callable[[str], None] = lambda phase: None
+    ) -> None:
+        self.options = options
+        self.log_path = log_path
+        self._on_phase = on_phase
+        self._phase = 0
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        self._pump: threading.Thread | None = None
+
+    def __enter__(self) -> ServerProcess:
+        """Start vLLM."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop vLLM and everything it started."""
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of vLLM, which is also its process group."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start vLLM; returns at once."""
+        self._on_phase(PHASES[0][0])
+        self._process = subprocess.Popen(
+            vllm_command(self.options),
+            env=vllm_environment(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            # A session of its own: Ctrl-C reaches only this program, which then ends vLLM in order.
+            start_new_session=True,
+        )
+        self._pump = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
+        self._pump.start()
+
+    def wait_healthy(self, timeout_seconds: float) -> None:
+        """Wait until `/health` answers.
+
+        Raises:
+            ServerError: vLLM ended first, for the reason in its log, or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not self._healthy():
+            if self._process is None or self._process.poll() is not None:
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    "server-slow",
+                    f"vLLM was not ready after {timeout_seconds:.0f} s, while {PHASES[self._phase][0]}",
+                    hint=f"look at the last lines of {self.log_path}",
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def wait_ended(self) -> None:
+        """Wait until vLLM ends by itself.
+
+        Raises:
+            ServerError: always, with the reason in its log.
+        """
+        assert self._process is not None
+        self._process.wait()
+        raise self._ended()
+
+    def stop(self) -> None:
+        """End vLLM: SIGTERM first, SIGKILL for what is left of its session after `STOP_SECONDS`."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if self._pump is not None:
+            self._pump.join(timeout=2)
+        self._process = None
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.options.url}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def _ended(self) -> ServerError:
+        if self._pump is not None:
+            self._pump.join(timeout=2)
+        code = self._process.returncode if self._process else None
+        return find_error(list(self._lines)) or ServerError(
+            "server-ended",
+            f"vLLM ended with code {code}, last seen {PHASES[self._phase][0]}",
+            found=next(self._last_errors(), ""),
+            hint=f"look at the last lines of {self.log_path}",
+        )
+
+    def _last_errors(self) -> Iterator[str]:
+        return (line for line in reversed(self._lines) if "Error" in line)
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with self.log_path.open("w", encoding="utf-8") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                self._lines.append(line.rstrip("\n"))
+                index = phase_index(line)
+                if index is not None and index > self._phase:
+                    self._phase = index
+                    self._on_phase(PHASES[index][0])
