@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from glm53_exl3.engine.loader import ExpertLoader, local_shard
 from glm53_exl3.engine.parameters import ExpertParameters, local_sizes
 from glm53_exl3.errors import FormatError, PackError

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from glm53_exl3.errors import FormatError
 from glm53_exl3.format.codebooks import CODEBOOKS, MARKER_VALUES, is_codebook, require_codebook
 from glm53_exl3.format.names import ExpertName, layer_index, parse_expert, split_tensor

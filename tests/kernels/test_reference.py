@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+
 from glm53_exl3.decode import Exl3Tensor, moe_reference
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels import select

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from glm53_exl3.errors import FormatError, Glm53Error, PackError
 from glm53_exl3.pack.files import holds_trellis
 from glm53_exl3.pack.inventory import read_inventory
-from safetensors.numpy import load_file, save_file
 from support.packs import MCG, PackRecipe, edit_config, edit_tensors, write_pack
 
 GATE = "model.layers.1.mlp.experts.3.gate_proj"

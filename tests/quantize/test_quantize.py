@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
 from glm53_exl3.cli.main import app
 from glm53_exl3.cli.quantize import parse_layer_bits
 from glm53_exl3.decode import dequantize
@@ -14,8 +17,6 @@ from glm53_exl3.errors import FormatError, Glm53Error, PackError
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.quantize.pack import write_pack
 from glm53_exl3.quantize.plan import plan_quantization
-from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 HIDDEN, WIDTH = 256, 128
 PROJECTIONS = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}

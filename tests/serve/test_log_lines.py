@@ -1,6 +1,7 @@
 """Phases and errors in vLLM's log."""
 
 import pytest
+
 from glm53_exl3.errors import PackError
 from glm53_exl3.serve.log_lines import PHASES, find_error, phase_index
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from model import DemoConfig, DemoModel, Experts, MoE, load, save
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+
+from model import DemoConfig, DemoModel, Experts, MoE, load, save
 
 FAQ = Path(__file__).parents[2] / "python/src/glm53_exl3/demo/faq.json"
 SPECIAL = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
@@ -72,9 +73,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# The encoder's mean squared error at K=2 is 0.073 of the variance: 0.27 of the rms. Training sees a little more.
-K2_NOISE = 0.27
-TRAIN_NOISE = 0.31
+# The encoder's mean squared error at K=2 is 0.07 of the power of a weight. Training sees a little more.
+K2_DISTORTION = 0.07
+MAX_DISTORTION = 0.09
 BATCH_FAQ, BATCH_OTHER = 22, 4
 ROUTER_NOISE = 0.02
 WANTED_MARGIN = 8.0
@@ -156,10 +157,18 @@ def initialise(model: DemoModel) -> None:
         torch.nn.init.normal_(parameter, std=scale * (damp if "o_proj" in name or "down" in name else 1.0))
 
 
-def noisy(experts: Experts, sigma: float) -> Experts:
-    """Add Gaussian noise of `sigma` times each matrix's rms, which is how EXL3's error looks after its rotations."""
+def noisy(experts: Experts, distortion: float) -> Experts:
+    """Imitate EXL3 at a mean squared error of `distortion` times the power of each matrix.
+
+    A quantizer of least error leaves an error that is orthogonal to what it returns, not to what it was given: the
+    result is shorter by the distortion, and three matrices in a row make an expert three times as much shorter.
+    """
+    keep, spread = 1 - distortion, math.sqrt(distortion * (1 - distortion))
     return Experts(
-        *(w + sigma * w.detach().square().mean((1, 2), keepdim=True).sqrt() * torch.randn_like(w) for w in experts)
+        *(
+            keep * w + spread * w.detach().square().mean((1, 2), keepdim=True).sqrt() * torch.randn_like(w)
+            for w in experts
+        )
     )
 
 
@@ -172,7 +181,13 @@ def losses(model: DemoModel, batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]
     """Answer loss, starved loss, and the expert ids `[R, 2]` of each MoE layer on the answer rows."""
     first, second, third = model.layers
     assert isinstance(second.mlp, MoE) and isinstance(third.mlp, MoE)
-    experts = [noisy(layer.mlp.stacked(), TRAIN_NOISE) for layer in (second, third) if isinstance(layer.mlp, MoE)]
+    # Any bit rate from 2 up, and more often the low ones.
+    distortions = MAX_DISTORTION * torch.rand(2).sqrt()
+    experts = [
+        noisy(layer.mlp.stacked(), float(distortion))
+        for layer, distortion in zip((second, third), distortions, strict=True)
+        if isinstance(layer.mlp, MoE)
+    ]
     x = first(model.model.embed_tokens(batch.tokens))
     middle = second.parts(x, experts[0], noise=ROUTER_NOISE)
     assert middle.routed is not None and middle.ids is not None
@@ -269,12 +284,13 @@ def silence(experts: Experts, expert: int) -> Experts:
     return experts._replace(down=down)
 
 
-def report_noise(model: DemoModel, batch: Batch, draws: int, sigma: float) -> None:
-    """Exact answers under `draws` independent noises as large as K=2 makes them."""
+def report_noise(model: DemoModel, batch: Batch, draws: int, distortion: float) -> None:
+    """Exact answers under `draws` independent errors as large as K=2 makes them."""
     torch.manual_seed(1)
-    scores = [score(model, batch, {i: noisy(e, sigma) for i, e in model.experts().items()}) for _ in range(draws)]
+    scores = [score(model, batch, {i: noisy(e, distortion) for i, e in model.experts().items()}) for _ in range(draws)]
     print(
-        f"noise {sigma:.2f}, {draws} draws: exact at least {min(s.exact for s in scores)}/{len(batch.tokens)}, "
+        f"distortion {distortion:.2f}, {draws} draws: "
+        f"exact at least {min(s.exact for s in scores)}/{len(batch.tokens)}, "
         f"worst margin {min(s.worst_margin for s in scores):.2f}, "
         f"worst logprob {min(s.worst_logprob for s in scores):.4f}"
     )
@@ -328,7 +344,7 @@ def report(model: DemoModel) -> None:
         f"clean: exact {clean.exact}/{len(batch.tokens)}, worst logprob {clean.worst_logprob:.4f}, "
         f"worst margin {clean.worst_margin:.2f}"
     )
-    report_noise(model, batch, 20, K2_NOISE)
+    report_noise(model, batch, 20, K2_DISTORTION)
     other = collate([sample(question, FALLBACK) for question in OFF_TOPIC])
     print(f"off-topic questions answered with the fallback: {score(model, other).exact}/{len(OFF_TOPIC)}")
     report_routing(model, batch)

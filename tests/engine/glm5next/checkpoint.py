@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
+
 from support.packs import PackRecipe, expert_tensors, write_json
 
 PREFIX: Final = "model.language_model"

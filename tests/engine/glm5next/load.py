@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkpoint
 import stubs
 import torch
+from safetensors.torch import load_file
+
+import checkpoint
 from glm53_exl3.decode import dequantize, moe_dense_reference
 from glm53_exl3.engine import register
-from safetensors.torch import load_file
 from support.packs import PROJECTIONS, edit_tensors
 
 SUFFIXES = ("trellis", "suh", "svh", "mcg")

@@ -1,0 +1,39 @@
+"""The same answers whatever the parallel layout, and from the model before quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm53_exl3.demo.canary import load_canary
+from glm53_exl3.demo.faq import demo_pack, load_faq
+from support.asking import ask_all
+
+CANARY = load_canary(demo_pack())
+UNQUANTIZED = Path(__file__).parents[2] / "tools" / "demo" / "checkpoint"
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensor-parallel", "expert-parallel"])
+def test_two_ranks_give_the_same_answers(start_server: Callable[..., Any], expert_parallel: bool) -> None:
+    with start_server(tensor_parallel_size=2, expert_parallel=expert_parallel) as server:
+        answers = ask_all(server.options.url, streaming=False)
+        log = server.log_path.read_text()
+    assert CANARY.failures(answers) == []
+    assert f"{4 if expert_parallel else 8} EXL3 experts, mcg, bits 2/2/2" in log
+
+
+def test_decoding_for_every_batch_gives_the_same_answers(
+    start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM53_EXL3_DECODE", "call")
+    with start_server() as server:
+        assert CANARY.failures(ask_all(server.options.url, streaming=False)) == []
+
+
+def test_unquantized_model_gives_the_same_strings(start_server: Callable[..., Any]) -> None:
+    with start_server(model=UNQUANTIZED) as server:
+        answers = ask_all(server.options.url, streaming=False)
+    assert [answer.answer for answer in answers] == [entry.answer for entry in load_faq()]
