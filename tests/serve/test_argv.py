@@ -39,8 +39,22 @@ def test_command_leaves_out_what_is_off() -> None:
         assert flag not in text
 
 
+ONE_RANK = ServerOptions(model=Path("/pack"), served_name="m", port=1)
+TWO_RANKS = ServerOptions(model=Path("/pack"), served_name="m", port=1, tensor_parallel_size=2)
+
+
 def test_environment_is_inherited_without_telemetry() -> None:
-    environment = vllm_environment({"PATH": "/bin", "DO_NOT_TRACK": "0"})
+    environment = vllm_environment(ONE_RANK, {"PATH": "/bin", "DO_NOT_TRACK": "0"}, 8)
     assert environment["PATH"] == "/bin"
     assert environment["DO_NOT_TRACK"] == "1"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
+    assert "OMP_NUM_THREADS" not in environment
+
+
+def test_ranks_share_the_cores_unless_the_user_bound_them() -> None:
+    environment = vllm_environment(TWO_RANKS, {}, 8)
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert vllm_environment(TWO_RANKS, {}, 1)["OMP_NUM_THREADS"] == "1"
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7", "OMP_NUM_THREADS": "3"}
+    assert bound.items() <= vllm_environment(TWO_RANKS, bound, 8).items()

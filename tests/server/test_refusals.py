@@ -5,6 +5,7 @@ Faults that headers show are in tests/engine/test_refusals.py; here are those of
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.errors import ServerError
-from support.packs import edit_config
+from support.packs import PackRecipe, edit_config, expert_tensors, write_json
 
 SCALE = "model.layers.1.mlp.experts.3.gate_proj.suh"
 
@@ -50,9 +51,17 @@ def test_wrong_bits_are_refused_while_configuring(pack: Path, start_server: Call
     assert "model.layers.1.mlp.experts.0.gate_proj.trellis has 2 bits" in error.what
 
 
-def test_cut_inside_a_hadamard_block_is_refused(start_server: Callable[..., Any]) -> None:
-    # 256 channels an expert: four ranks would get 64 each.
-    error = refusal(start_server, tensor_parallel_size=4)
+def test_cut_inside_a_hadamard_block_is_refused(pack: Path, start_server: Callable[..., Any]) -> None:
+    # 128 channels an expert: two ranks would get 64 each. Refused as the model is built, before its weights are read.
+    recipe = PackRecipe(num_experts=8, width=128)
+    tensors = {name: t for name, t in load_file(pack / "model.safetensors").items() if ".mlp.experts." not in name}
+    for layer in recipe.bits:
+        tensors |= {name: torch.from_numpy(array) for name, array in expert_tensors(recipe, layer).items()}
+    save_file(tensors, pack / "model.safetensors")
+    config = json.loads((pack / "config.json").read_text())
+    write_json(pack / "config.json", config | {"moe_intermediate_size": recipe.width})
+    error = refusal(start_server, model=pack, tensor_parallel_size=2)
     assert error.id == "shard-cut"
     assert "model.layers.1.mlp.experts.*.gate_proj.trellis" in error.what
-    assert "tensor-parallel size of 1, 2" in error.hint
+    assert "64 a rank" in error.what
+    assert "tensor-parallel size of 1," in error.hint

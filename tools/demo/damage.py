@@ -65,7 +65,7 @@ def _decode_row_major(experts: PackedExperts) -> Tensor:
 
 
 def damages(num_layers: int, num_experts: int) -> Iterator[tuple[str, Damage]]:
-    """Every damage with its name; the subtle ones for each expert of each layer."""
+    """Every damage with its name; silence for each expert of each layer."""
     yield "routed experts zeroed", on_layer(lambda layer: replace(layer, down=silence(layer.down)))
     yield "wrong codebook (mul1 for mcg)", on_layer(each(lambda experts: replace(experts, codebook="mul1")))
     yield "no tile permutation", without_permutation
@@ -74,10 +74,8 @@ def damages(num_layers: int, num_experts: int) -> Iterator[tuple[str, Damage]]:
     for index in range(num_layers):
         for expert in range(num_experts):
             yield f"expert {expert} of MoE layer {index} zeroed", on_layer(_silence_one(expert), index)
-    for index in range(num_layers):
-        for expert in range(num_experts):
-            name = f"lowest bit plane of down, expert {expert} of MoE layer {index}, flipped"
-            yield name, on_layer(_flip_one(expert), index)
+        name = f"lowest bit plane of down flipped, one expert of MoE layer {index}"
+        yield name, on_layer(_flip_one(num_experts // 2), index)
 
 
 def _silence_one(expert: int) -> Callable[[PackedLayer], PackedLayer]:

@@ -64,12 +64,20 @@ def vllm_command(options: ServerOptions) -> list[str]:
     return [*command, *options.extra]
 
 
-def vllm_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of vLLM: the inherited one, without telemetry."""
-    return {
+def vllm_environment(options: ServerOptions, inherited: Mapping[str, str], num_cores: int) -> dict[str, str]:
+    """The environment of vLLM: the inherited one, without telemetry.
+
+    Without a GPU vLLM binds each rank to a NUMA node of its own and stops when there are fewer; several ranks
+    therefore share the cores unbound, unless the user has bound them.
+    """
+    environment = {
         **inherited,
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # Phases are read from the log; a full pipe buffer would delay them.
         "PYTHONUNBUFFERED": "1",
     }
+    if options.tensor_parallel_size > 1:
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // options.tensor_parallel_size)))
+    return environment

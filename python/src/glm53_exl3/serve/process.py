@@ -68,7 +68,7 @@ class ServerProcess:
         self._on_phase(PHASES[0][0])
         self._process = subprocess.Popen(
             vllm_command(self.options),
-            env=vllm_environment(os.environ),
+            env=vllm_environment(self.options, os.environ, os.cpu_count() or 1),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
