@@ -97,8 +97,28 @@ def test_slow_backend_on_a_gpu_is_told_once(caplog: pytest.LogCaptureFixture, mo
     on_device = PackedExperts(packed.gate.trellis.to("meta"), packed.gate.suh, packed.gate.svh, "mcg")
     elsewhere = PackedLayer("test", on_device, packed.up, packed.down)
     with caplog.at_level(logging.WARNING):
-        select.build_kernel(elsewhere, torch.float32, KernelSettings())
-        select.build_kernel(elsewhere, torch.float32, KernelSettings())
-        select.build_kernel(packed, torch.float32, KernelSettings())
+        select.build_kernel(elsewhere, torch.float32, KernelSettings(), captures_graphs=False)
+        select.build_kernel(elsewhere, torch.float32, KernelSettings(), captures_graphs=False)
+        select.build_kernel(packed, torch.float32, KernelSettings(), captures_graphs=True)
     assert [record.message for record in caplog.records if "slow" in record.message] != []
     assert len(caplog.records) == 1
+
+
+def test_reference_on_a_gpu_refuses_cuda_graphs() -> None:
+    packed, _ = layer()
+    on_device = PackedExperts(packed.gate.trellis.to("meta"), packed.gate.suh, packed.gate.svh, "mcg")
+    with pytest.raises(KernelError, match="no CUDA graph can hold it") as caught:
+        select.build_kernel(
+            PackedLayer("test", on_device, packed.up, packed.down),
+            torch.bfloat16,
+            KernelSettings(),
+            captures_graphs=True,
+        )
+    assert "--enforce-eager" in caught.value.hint
+
+
+def test_a_cpu_multiplies_in_fp32() -> None:
+    packed, _ = layer()
+    kernel = select.build_kernel(packed, torch.bfloat16, KernelSettings(), captures_graphs=False)
+    assert kernel._dense is not None
+    assert {weight.dtype for weight in kernel._dense} == {torch.float32}

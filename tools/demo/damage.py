@@ -43,7 +43,7 @@ def flip_lowest_bits(experts: PackedExperts, expert: int) -> PackedExperts:
     """The lowest bit of every symbol of one expert inverted."""
     trellis = experts.trellis.clone()
     words = trellis[expert].flatten(0, 1)
-    symbols = unpack_symbols(words, experts.bits) ^ 1
+    symbols = unpack_symbols(words) ^ 1
     trellis[expert] = pack_symbols(symbols, experts.bits).view(trellis[expert].shape)
     return replace(experts, trellis=trellis)
 

@@ -169,7 +169,7 @@ def compare_kernel(number: int, layer: Any, stored: Tensors) -> dict[str, Any]:
             [stored[expert_tensor(number, expert, projection, suffix)] for suffix in SUFFIXES[:3]]
             for expert in range(checkpoint.EXPERTS)
         ]
-        dense.append(torch.stack([dequantize(*tensors, "mcg", dtype=torch.bfloat16) for tensors in packed]))
+        dense.append(torch.stack([dequantize(*tensors, "mcg", dtype=torch.float32) for tensors in packed]))
     # Large enough that the limit of SwiGLU acts.
     x = 50 * torch.randn(8, checkpoint.HIDDEN, dtype=torch.bfloat16)
     ids = torch.stack([torch.randperm(checkpoint.EXPERTS)[:2] for _ in x]).int()

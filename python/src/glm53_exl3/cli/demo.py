@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final
 
 import typer
@@ -46,7 +44,6 @@ def demo(
     options = demo_options(pack, require_free(port) if port else free_port())
     log_path = Path(tempfile.mkdtemp(prefix="glm53-exl3-demo-")) / "vllm.log"
     stderr.print(f"vLLM's output goes to {log_path}")
-    signal.signal(signal.SIGTERM, _interrupt)
     started = time.monotonic()
     with ServerProcess(options, log_path, lambda phase: _show_phase(phase, started)) as server:
         server.wait_healthy(_START_SECONDS)
@@ -99,8 +96,3 @@ def _keep_serving(options: ServerOptions, server: ServerProcess) -> None:
 
 def _show_phase(phase: str, started: float) -> None:
     stderr.print(f"[{time.monotonic() - started:5.1f} s] {phase}", markup=False)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """End like Ctrl-C does, so that the server is stopped on the way out."""
-    raise KeyboardInterrupt

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command("demo")(demo.demo)
 app.command("quantize")(quantize.quantize)
 
-_INTERRUPTED = 130
+_SIGNALLED = 128
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,15 +38,20 @@ def options(
 
 
 def main() -> None:
-    """Run a command and exit with one of `ExitCode`, or 130 after Ctrl-C."""
+    """Run a command and exit with one of `ExitCode`, or with 128 and the signal's number after SIGINT or SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit_on_signal)
     try:
         app()
     except Glm53Error as error:
         stderr.print(error.render(), markup=False)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     except Exception:
         traceback.print_exc()
         stderr.print("\nerror: internal: this is a bug of glm53-exl3\n\nhint: report it with the lines above")
         sys.exit(ExitCode.BUG)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that a server that runs is stopped on the way out; typer would turn Ctrl-C into exit code 1."""
+    sys.exit(_SIGNALLED + number)

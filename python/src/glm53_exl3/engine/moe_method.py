@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from vllm.config import CUDAGraphMode, get_current_vllm_config
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -39,6 +40,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         self._settings = kernel_settings()
         self._holder = custom_op.KernelHolder(prefix)
         self._dtype = torch.bfloat16
+        self._captures_graphs = get_current_vllm_config().compilation_config.cudagraph_mode != CUDAGraphMode.NONE
         self._parameters: ExpertParameters | None = None
         self._loader: ExpertLoader | None = None
 
@@ -76,6 +78,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
 
         Raises:
             PackError: a tensor of a local expert was not loaded.
+            KernelError: no backend can do what the engine will ask of it.
         """
         assert self._parameters is not None
         assert self._loader is not None
@@ -88,7 +91,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
             down=parameters.packed("down_proj"),
             limit=swiglu_limit(layer),
         )
-        kernel = build_kernel(packed, self._dtype, self._settings)
+        kernel = build_kernel(packed, self._dtype, self._settings, captures_graphs=self._captures_graphs)
         self._holder.kernel = kernel
         logger.info(
             "%s: %d EXL3 experts, %s, bits %d/%d/%d (gate/up/down), %s backend",
