@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
@@ -14,7 +16,7 @@ from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.engine import register
 from glm53_exl3.engine.config import Exl3Config
 from glm53_exl3.errors import Glm53Error
-from support.packs import PackRecipe, edit_config, edit_tensors, write_pack
+from support.packs import PackRecipe, edit_config, edit_tensors, linear, write_pack
 
 EXPERT = "model.layers.1.mlp.experts.3.gate_proj"
 
@@ -113,8 +115,27 @@ def test_model_that_is_not_on_this_machine_is_refused(monkeypatch: pytest.Monkey
     assert "hf download nobody/no-such-pack" in caught.value.hint
 
 
-def test_two_blocks_of_one_layer_are_refused(tmp_path: Path) -> None:
-    pack = write_pack(tmp_path, PackRecipe(bits={1: 2}, stated={"quant_method": "exl3"}))
-    edit_tensors(pack, lambda t: t.update({n.replace("model.", "mtp.", 1): a for n, a in dict(t).items()}))
-    with pytest.raises(Glm53Error, match="same layer index"):
+def test_snapshot_without_weights_is_refused_as_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What vLLM leaves in the cache when it has fetched config.json alone.
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **options: str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(Glm53Error) as caught:
+        Exl3Config().maybe_update_config("somebody/pack")
+    assert caught.value.id == "pack-not-local"
+
+
+def test_wrong_quant_method_of_a_cached_repository_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **options: str(pack))
+    config = SimpleNamespace(name_or_path="somebody/pack")
+    with pytest.raises(Glm53Error, match="quant_method"):
+        Exl3Config.override_quantization_method({"quant_method": "fp8"}, None, config)
+
+
+def test_exl3_outside_the_routed_experts_is_refused(tmp_path: Path) -> None:
+    recipe = PackRecipe(bits={1: 2}, stated={"quant_method": "exl3"})
+    pack = write_pack(tmp_path, recipe)
+    tensors = linear(np.random.default_rng(0), "model.layers.1.self_attn.o_proj", 128, 128, 2, recipe)
+    edit_tensors(pack, lambda stored: stored.update(tensors))
+    with pytest.raises(Glm53Error, match=r"model\.layers\.1\.self_attn\.o_proj is EXL3") as caught:
         Exl3Config().maybe_update_config(str(pack))
+    assert caught.value.id == "linear-unsupported"

@@ -93,6 +93,9 @@ def test_expert_names(module: str, block: str, layer: int, expert: int, projecti
         "model.layers.3.mlp.gate_proj",
         "model.layers.3.mlp.experts.gate_up_proj",
         "model.layers.3.mlp.experts.x.gate_proj",
+        "model.layers.3.mlp.experts.03.gate_proj",
+        "model.layers.3.mlp.experts.\u0663.gate_proj",
+        "model.layers.3.mlp.experts." + "1" * 5000 + ".gate_proj",
         "lm_head",
     ],
 )
@@ -104,6 +107,7 @@ def test_layer_index_and_split() -> None:
     assert layer_index("language_model.model.layers.12.mlp.experts") == 12
     assert layer_index("model.layers.7") == 7
     assert layer_index("model.norm") is None
+    assert layer_index("encoder.layers.9.decoder.layers.1.mlp.experts") == 1
     assert split_tensor("a.b.trellis") == ("a.b", "trellis")
     assert split_tensor("trellis") == ("", "trellis")
 
@@ -135,6 +139,7 @@ def test_quantization_config_of_a_converter_pack() -> None:
         ({"quant_method": "exl3", "codebook": "x"}, "codebook-unknown", "'x'"),
         ({"quant_method": "exl3", "layer_bits": [2]}, "layer-bits", "list"),
         ({"quant_method": "exl3", "layer_bits": {"a": 2}}, "layer-bits", "'a'"),
+        ({"quant_method": "exl3", "layer_bits": {"02": 2}}, "layer-bits", "'02'"),
         ({"quant_method": "exl3", "layer_bits": {"3": 0}}, "bits-range", r"layer_bits\[3\]"),
     ],
 )

@@ -15,9 +15,9 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 
 from glm53_exl3.engine.moe_method import Exl3MoEMethod
 from glm53_exl3.errors import PackError
-from glm53_exl3.format.names import layer_index
+from glm53_exl3.format.names import layer_index, parse_expert
 from glm53_exl3.format.quantization_config import QUANT_METHOD, parse_quantization_config
-from glm53_exl3.pack.files import QUANTIZATION_FILE, holds_trellis
+from glm53_exl3.pack.files import QUANTIZATION_FILE, SHARD_GLOB, holds_trellis
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.pack.moe_layers import MoELayer
 
@@ -82,8 +82,12 @@ class Exl3Config(QuantizationConfig):
         stated = hf_quant_cfg.get("quant_method")
         if stated == QUANT_METHOD:
             return QUANT_METHOD
-        directory = Path(getattr(hf_config, "name_or_path", "") or "")
-        if user_quant == QUANT_METHOD or (directory.is_dir() and holds_trellis(directory)):
+        model = getattr(hf_config, "name_or_path", "") or ""
+        try:
+            directory = local_directory(model, None)
+        except PackError:
+            return None
+        if holds_trellis(directory):
             raise PackError(
                 "quant-method",
                 f"{directory} holds EXL3 experts, but quantization_config.quant_method is {stated!r}",
@@ -101,15 +105,15 @@ class Exl3Config(QuantizationConfig):
         """
         inventory = read_inventory(local_directory(model_name, revision))
         inventory.require_sound()
-        self.layers = {}
-        for layer in inventory.layers.values():
-            other = self.layers.setdefault(layer.layer, layer)
-            if other is not layer:
-                raise PackError(
-                    "layer-ambiguous",
-                    f"{other.block} and {layer.block} have the same layer index",
-                    hint="this architecture is not supported; open an issue that names the model",
-                )
+        other = next((name for name in inventory.modules if parse_expert(name) is None), None)
+        if other is not None:
+            raise PackError(
+                "linear-unsupported",
+                f"{other} is EXL3, and only routed experts can be served from EXL3",
+                expected="a pack that keeps everything else at 16 bits",
+                hint="use a pack of routed experts only, such as vcruz305/GLM-5.3-Flash-EXL3-K2",
+            )
+        self.layers = {layer.layer: layer for layer in inventory.layers.values()}
         self.plain_layers = frozenset(inventory.plain_blocks.values())
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
@@ -142,7 +146,7 @@ def local_directory(model: str, revision: str | None) -> Path:
     """Folder of a model: the name itself, or the snapshot of a repository in the Hugging Face cache.
 
     Raises:
-        PackError: `pack-not-local`.
+        PackError: `pack-not-local`, also when the snapshot holds files but no shard.
     """
     if Path(model).is_dir():
         return Path(model)
@@ -150,11 +154,19 @@ def local_directory(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        snapshot = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise PackError(
-            "pack-not-local",
-            f"{model} is neither a folder nor in the Hugging Face cache",
-            expected="a downloaded pack: its headers decide how vLLM allocates the experts",
-            hint=f"hf download {model}",
-        ) from error
+        raise _not_local(model) from error
+    # vLLM fetches config.json by itself, and with it makes a snapshot without a single weight.
+    if not any(snapshot.glob(SHARD_GLOB)):
+        raise _not_local(model)
+    return snapshot
+
+
+def _not_local(model: str) -> PackError:
+    return PackError(
+        "pack-not-local",
+        f"{model} is neither a folder nor in the Hugging Face cache",
+        expected="a downloaded pack: its headers decide how vLLM allocates the experts",
+        hint=f"hf download {model}",
+    )

@@ -14,11 +14,13 @@ from typing import Final, Literal, get_args
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: Final[tuple[Projection, ...]] = get_args(Projection)
 
+# As a checkpoint writes an index: no sign, no leading zero, digits of ASCII, and few of them.
+_NUMBER: Final = r"(?:0|[1-9][0-9]{0,5})"
 _EXPERT = re.compile(
-    r"^(?P<block>(?P<prefix>(?:.*\.)?layers\.)(?P<layer>\d+)\.(?:.*\.)?experts)\.(?P<expert>\d+)\."
+    rf"^(?P<block>(?:.*\.)?layers\.(?P<layer>{_NUMBER})\.(?:.*\.)?experts)\.(?P<expert>{_NUMBER})\."
     r"(?P<projection>gate_proj|up_proj|down_proj)$"
 )
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_LAYER = re.compile(rf"(?:^|\.)layers\.({_NUMBER})(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ def parse_expert(module: str) -> ExpertName | None:
 
 
 def layer_index(name: str) -> int | None:
-    """Number after the first `layers.` of a module or tensor name, or None without one."""
-    match = _LAYER.search(name)
-    return int(match[1]) if match else None
+    """Number after the last `layers.` of a module or tensor name, or None without one."""
+    found = _LAYER.findall(name)
+    return int(found[-1]) if found else None
 
 
 def split_tensor(name: str) -> tuple[str, str]:

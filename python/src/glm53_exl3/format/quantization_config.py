@@ -7,13 +7,14 @@ nothing about one layer. So K always comes from the trellis; these fields are on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from glm53_exl3.errors import FormatError
 from glm53_exl3.format.codebooks import Codebook, require_codebook
-from glm53_exl3.format.tensors import require_bits
+from glm53_exl3.format.tensors import MAX_BITS, MIN_BITS, require_bits
 
 QUANT_METHOD: Final = "exl3"
 KEY: Final = "quantization_config"
@@ -21,6 +22,8 @@ BITS: Final = "bits"
 LAYER_BITS: Final = "layer_bits"
 CODEBOOK: Final = "codebook"
 SCOPE: Final = "scope"
+
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def parse_quantization_config(config: Mapping[str, Any]) -> QuantizationFields:
         )
     raw = config.get(BITS)
     exact = raw if isinstance(raw, int) else None
-    average = float(raw) if isinstance(raw, float) else None
+    average = raw if isinstance(raw, float) and MIN_BITS <= raw <= MAX_BITS else None
     if average is not None and average.is_integer():
         exact, average = int(average), None
     if exact is not None:
@@ -91,7 +94,7 @@ def _parse_layer_bits(raw: object) -> dict[int, int]:
     result: dict[int, int] = {}
     for key, bits in raw.items():
         text = str(key)
-        if not text.isdecimal():
+        if not _INDEX.fullmatch(text):
             raise FormatError(
                 "layer-bits",
                 f"{KEY}.{LAYER_BITS} has the key {key!r}",

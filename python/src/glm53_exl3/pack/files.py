@@ -29,9 +29,10 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} is missing in {path.parent}",
             hint="name the folder that holds config.json and the .safetensors shards",
         ) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    # Both decode errors are ValueErrors, as is a number of too many digits.
+    except (OSError, ValueError, RecursionError) as error:
         raise PackError(
-            "file-json", f"{path.name} is not JSON: {error}", hint=f"fetch {path.name} of the pack again"
+            "file-json", f"{path.name} cannot be read as JSON: {error}", hint=f"fetch {path.name} of the pack again"
         ) from error
     if not isinstance(value, dict):
         raise PackError("file-json", f"{path.name} is not a JSON object", hint=f"fetch {path.name} of the pack again")
@@ -59,8 +60,8 @@ def shard_paths(directory: Path, index: dict[str, str] | None) -> tuple[list[Pat
     Raises:
         PackError: `pack-empty` when there is no shard at all.
     """
-    named = {directory / shard for shard in index.values()} if index else set(directory.glob(SHARD_GLOB))
-    present = sorted(path for path in named if path.is_file())
+    named = set(directory.glob(SHARD_GLOB)) if index is None else {directory / shard for shard in index.values()}
+    present = sorted(path for path in named if _is_file(path))
     missing = sorted(named.difference(present))
     if not present:
         raise PackError(
@@ -71,8 +72,16 @@ def shard_paths(directory: Path, index: dict[str, str] | None) -> tuple[list[Pat
     return present, missing
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A name that no file system takes.
+        return False
+
+
 def holds_trellis(directory: Path) -> bool:
-    """Whether the folder looks like an EXL3 pack: some tensor of its index or first shard is a trellis.
+    """Whether the folder looks like an EXL3 pack: some tensor of its index or shards is a trellis.
 
     Cheap and silent: used to recognise packs whose `quant_method` says something else. False when anything
     about the folder cannot be read.
@@ -85,6 +94,6 @@ def holds_trellis(directory: Path) -> bool:
         if index is not None:
             return any(name.endswith(suffix) for name in index)
         shards = sorted(directory.glob(SHARD_GLOB))
-        return bool(shards) and any(tensor.name.endswith(suffix) for tensor in read_header(shards[0]))
+        return any(tensor.name.endswith(suffix) for shard in shards for tensor in read_header(shard))
     except (OSError, PackError):
         return False

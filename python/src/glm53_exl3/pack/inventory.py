@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glm53_exl3.errors import Glm53Error, PackError
-from glm53_exl3.format.names import parse_expert, split_tensor
+from glm53_exl3.format.names import PROJECTIONS, parse_expert, split_tensor
 from glm53_exl3.format.quantization_config import KEY, QuantizationFields, parse_quantization_config
 from glm53_exl3.pack import files
 from glm53_exl3.pack.model_shape import ModelShape, model_shape
@@ -89,8 +89,8 @@ def read_inventory(directory: Path) -> Inventory:
     modules, broken_modules = exl3_modules(tensors.values())
     shape = model_shape(config)
     layers, broken_layers = moe_layers(modules, shape, stated)
-    plain = _plain_blocks(tensors)
-    faults += broken_modules + broken_layers
+    plain, broken_plain = _plain_blocks(tensors, shape)
+    faults += broken_modules + broken_layers + broken_plain + _ambiguous(layers)
     if not faults and not modules:
         faults.append(_no_trellis(directory))
     if not faults:
@@ -99,7 +99,8 @@ def read_inventory(directory: Path) -> Inventory:
 
 
 def _quantization_config(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for holder in (config, config.get("text_config") or {}):
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, Mapping) else {}):
         found = holder.get(KEY)
         if isinstance(found, Mapping):
             return found
@@ -158,14 +159,47 @@ def _index_faults(tensors: Mapping[str, StoredTensor], index: Mapping[str, str] 
     return faults
 
 
-def _plain_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+def _plain_blocks(
+    tensors: Mapping[str, StoredTensor], shape: ModelShape | None
+) -> tuple[dict[str, int], list[Glm53Error]]:
+    """Blocks of ordinary experts with their layer, and those of which a weight is missing."""
     blocks: dict[str, int] = {}
+    num_weights: dict[str, int] = {}
     for name in tensors:
         module, suffix = split_tensor(name)
         expert = parse_expert(module) if suffix == "weight" else None
         if expert is not None:
             blocks[expert.block] = expert.layer
-    return blocks
+            num_weights[expert.block] = num_weights.get(expert.block, 0) + 1
+    expected = shape.num_experts * len(PROJECTIONS) if shape else None
+    faults: list[Glm53Error] = [
+        PackError(
+            "expert-missing",
+            f"{block} lacks weights of experts that are not EXL3",
+            expected=f"{expected} weights",
+            found=str(found),
+            hint="fetch the pack again, all files of one commit",
+        )
+        for block, found in num_weights.items()
+        if expected is not None and found != expected
+    ]
+    return blocks, faults
+
+
+def _ambiguous(layers: Mapping[str, MoELayer]) -> list[Glm53Error]:
+    by_index: dict[int, MoELayer] = {}
+    faults: list[Glm53Error] = []
+    for layer in layers.values():
+        other = by_index.setdefault(layer.layer, layer)
+        if other is not layer:
+            faults.append(
+                PackError(
+                    "layer-ambiguous",
+                    f"{other.block} and {layer.block} have the same layer index",
+                    hint="this architecture is not supported; open an issue that names the model",
+                )
+            )
+    return faults
 
 
 def _absent_layers(

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from glm53_exl3.errors import PackError
+from glm53_exl3.pack.files import CONFIG_FILE
+
+#: Far above every size that a real model has, and small enough to count up to.
+_LARGEST: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -33,34 +39,56 @@ class ModelShape:
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape a `config.json` describes, or None when it describes no mixture of experts."""
-    architectures = config.get("architectures") or [""]
-    text = config.get("text_config") or config
-    num_experts = text.get("n_routed_experts") or text.get("num_experts")
-    expert_size = text.get("moe_intermediate_size")
-    hidden_size = text.get("hidden_size")
-    num_layers = text.get("num_hidden_layers")
+    """The shape a `config.json` describes, or None when it describes no mixture of experts.
+
+    Raises:
+        PackError: `config-value`, a size that cannot be one.
+    """
+    architectures = config.get("architectures")
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, Mapping) else config
+    num_experts = _size(text, "n_routed_experts") or _size(text, "num_experts")
+    expert_size = _size(text, "moe_intermediate_size")
+    hidden_size = _size(text, "hidden_size")
+    num_layers = _size(text, "num_hidden_layers")
     if not (num_experts and expert_size and hidden_size and num_layers):
         return None
-    num_mtp = text.get("num_nextn_predict_layers") or 0
+    num_mtp = _size(text, "num_nextn_predict_layers")
     return ModelShape(
-        architecture=str(architectures[0]),
-        hidden_size=int(hidden_size),
-        expert_size=int(expert_size),
-        num_experts=int(num_experts),
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        hidden_size=hidden_size,
+        expert_size=expert_size,
+        num_experts=num_experts,
         moe_layers=tuple(layer for layer in range(num_layers) if _is_moe(text, layer)),
         mtp_layers=tuple(range(num_layers, num_layers + num_mtp)),
     )
 
 
+def _size(text: Mapping[str, Any], key: str) -> int:
+    """A number of the config, 0 when it is absent or null."""
+    value = text.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise PackError(
+            "config-value",
+            f"{CONFIG_FILE}: {key} is {str(value)[:40]!r}",
+            expected=f"a whole number from 0 to {_LARGEST}",
+            hint=f"fetch {CONFIG_FILE} of the pack again",
+        )
+    return value
+
+
 def _is_moe(text: Mapping[str, Any], layer: int) -> bool:
     types = text.get("mlp_layer_types")
-    if types:
-        return bool(layer < len(types) and types[layer] == "sparse")
-    if "first_k_dense_replace" in text:
-        return bool(layer >= text["first_k_dense_replace"])
+    if isinstance(types, list) and types:
+        return layer < len(types) and bool(types[layer] == "sparse")
+    if text.get("first_k_dense_replace") is not None:
+        return layer >= _size(text, "first_k_dense_replace")
     if text.get("model_type") == "glm5_next_text":
         # Default of transformers' Glm5NextTextConfig: the first three layers are dense.
         return layer >= 3
-    step = text.get("decoder_sparse_step") or 1
-    return layer not in (text.get("mlp_only_layers") or []) and (layer + 1) % step == 0
+    dense = text.get("mlp_only_layers")
+    if isinstance(dense, list) and layer in dense:
+        return False
+    return (layer + 1) % (_size(text, "decoder_sparse_step") or 1) == 0

@@ -14,6 +14,8 @@ from glm53_exl3.pack.safetensors_header import StoredTensor
 
 _LEGACY: Final = ("su", "sv")
 _SUFFIXES: Final = frozenset({fmt.TRELLIS, fmt.SUH, fmt.SVH, *MARKER_VALUES, *_LEGACY})
+#: Other tensors that a module may have; `weight` beside a trellis means that it is stored twice.
+_WEIGHT: Final = "weight"
 _REFETCH: Final = "fetch the shard that holds this module again, or the whole pack when its index says the same"
 
 
@@ -26,6 +28,7 @@ class LinearModule:
         in_features, out_features: of the weight `[in, out]`.
         bits: bits a weight, from the trellis.
         codebook: from the markers.
+        has_bias: whether there is a bias too.
     """
 
     name: str
@@ -33,6 +36,7 @@ class LinearModule:
     out_features: int
     bits: int
     codebook: Codebook
+    has_bias: bool = False
 
 
 def exl3_modules(tensors: Iterable[StoredTensor]) -> tuple[dict[str, LinearModule], list[Glm53Error]]:
@@ -41,15 +45,18 @@ def exl3_modules(tensors: Iterable[StoredTensor]) -> tuple[dict[str, LinearModul
     A module with a fault is left out of the result, so what is in it can be relied on.
     """
     grouped: dict[str, dict[str, StoredTensor]] = {}
+    beside: dict[str, dict[str, StoredTensor]] = {}
     for tensor in tensors:
         module, suffix = split_tensor(tensor.name)
         if suffix in _SUFFIXES:
             grouped.setdefault(module, {})[suffix] = tensor
+        elif suffix in (_WEIGHT, fmt.BIAS):
+            beside.setdefault(module, {})[suffix] = tensor
     modules: dict[str, LinearModule] = {}
     faults: list[Glm53Error] = []
     for name, parts in grouped.items():
         try:
-            modules[name] = _assemble(name, parts)
+            modules[name] = _assemble(name, parts | beside.get(name, {}))
         except Glm53Error as fault:
             faults.append(fault)
     return modules, faults
@@ -66,11 +73,17 @@ def _assemble(name: str, parts: Mapping[str, StoredTensor]) -> LinearModule:
     for suffix in (fmt.TRELLIS, fmt.SUH, fmt.SVH):
         if suffix not in parts:
             raise PackError("tensor-missing", f"{name}.{suffix} is missing", hint=_REFETCH)
+    if _WEIGHT in parts:
+        raise PackError(
+            "tensor-doubled",
+            f"{name} is stored twice, as {name}.{fmt.TRELLIS} and as {name}.{_WEIGHT}",
+            hint="remove the shard that the index does not name; mixed downloads of two repositories do this",
+        )
     in_features, out_features, bits = fmt.features_of_trellis(parts[fmt.TRELLIS].shape, f"{name}.{fmt.TRELLIS}")
     _require(parts[fmt.TRELLIS], "I16", parts[fmt.TRELLIS].shape)
     _require(parts[fmt.SUH], "F16", (in_features,))
     _require(parts[fmt.SVH], "F16", (out_features,))
-    return LinearModule(name, in_features, out_features, bits, _codebook(name, parts))
+    return LinearModule(name, in_features, out_features, bits, _codebook(name, parts), fmt.BIAS in parts)
 
 
 def _codebook(name: str, parts: Mapping[str, StoredTensor]) -> Codebook:

@@ -9,6 +9,7 @@ from glm53_exl3.errors import Glm53Error, PackError
 from glm53_exl3.format.codebooks import Codebook
 from glm53_exl3.format.names import PROJECTIONS, ExpertName, Projection, parse_expert
 from glm53_exl3.format.quantization_config import BITS, CODEBOOK, KEY, LAYER_BITS, QuantizationFields
+from glm53_exl3.format.tensors import TRELLIS
 from glm53_exl3.pack.model_shape import ModelShape
 from glm53_exl3.pack.modules import LinearModule
 
@@ -79,7 +80,7 @@ def moe_layers(
     faults: list[Glm53Error] = []
     for block_name, block in _blocks(modules).items():
         num_experts = shape.num_experts if shape else 1 + max(max(m, default=-1) for m in block.by_projection.values())
-        found = list(_missing(block_name, block, num_experts))
+        found = [*_missing(block_name, block, num_experts), *_biases(block)]
         specs: dict[Projection, ProjectionSpec] = {}
         for projection, experts in block.by_projection.items():
             if experts:
@@ -107,12 +108,13 @@ def _blocks(modules: Mapping[str, LinearModule]) -> dict[str, _Block]:
 
 def _missing(block_name: str, block: _Block, num_experts: int) -> Iterable[Glm53Error]:
     for projection, experts in block.by_projection.items():
-        absent = sorted(set(range(num_experts)).difference(experts))
-        if absent:
-            more = f" (and {len(absent) - 1} more experts)" if len(absent) > 1 else ""
+        num_absent = num_experts - sum(expert < num_experts for expert in experts)
+        if num_absent:
+            first = next(expert for expert in range(num_experts) if expert not in experts)
+            more = f" (and {num_absent - 1} more experts)" if num_absent > 1 else ""
             yield PackError(
                 "expert-missing",
-                f"{block_name}.{absent[0]}.{projection}.trellis is missing or incomplete{more}",
+                f"{block_name}.{first}.{projection}.trellis is missing or incomplete{more}",
                 expected=f"{num_experts} experts",
                 found=f"{len(experts)}",
                 hint=_REFETCH,
@@ -125,6 +127,23 @@ def _missing(block_name: str, block: _Block, num_experts: int) -> Iterable[Glm53
                 expected=f"experts 0 to {num_experts - 1}, as config.json says",
                 hint="fetch config.json of the same commit as the shards",
             )
+
+
+def _biases(block: _Block) -> Iterable[Glm53Error]:
+    for experts in block.by_projection.values():
+        for module in experts.values():
+            if module.has_bias:
+                yield bias_unsupported(module.name)
+                return
+
+
+def bias_unsupported(module: str) -> Glm53Error:
+    """The refusal of an expert with a bias: vLLM would drop it without a word."""
+    return PackError(
+        "bias-unsupported",
+        f"{module}.bias: routed experts with biases cannot be served",
+        hint="use a model whose experts have none; adding them would need another kernel",
+    )
 
 
 def _common(experts: Mapping[int, LinearModule]) -> tuple[ProjectionSpec, list[Glm53Error]]:
@@ -200,16 +219,19 @@ def _wrong_sizes(layer: MoELayer, shape: ModelShape | None) -> Iterable[Glm53Err
 
 def _contradictions(layer: MoELayer, stated: QuantizationFields) -> Iterable[Glm53Error]:
     bits = stated.stated_bits(layer.layer)
-    if bits is not None and bits not in layer.bits:
+    if bits is not None and set(layer.bits) != {bits}:
         listed = layer.layer in stated.layer_bits
         key = f"{KEY}.{LAYER_BITS}[{layer.layer}]" if listed else f"{KEY}.{BITS}"
-        mended = f'"{LAYER_BITS}": {{"{layer.layer}": {layer.bits[0]}}}'
+        wrong = next(projection for projection in PROJECTIONS if layer.projections[projection].bits != bits)
+        even = len(set(layer.bits)) == 1
+        mended = f'write "{LAYER_BITS}": {{"{layer.layer}": {layer.bits[0]}}} into its {KEY}'
+        mended = mended if even else f"take {BITS} and {LAYER_BITS} out of its {KEY}"
         yield PackError(
             "bits-contradiction",
-            f"{key} says {bits}, but {layer.block}.0.gate_proj.trellis has {layer.bits[0]} bits a weight",
+            f"{key} says {bits}, but {layer.tensor_name(0, wrong, TRELLIS)} has {layer.projections[wrong].bits} bits",
             expected=f"{bits} bits",
             found="{} bits for gate, {} for up, {} for down".format(*layer.bits),
-            hint=f"fetch config.json of the same commit as the shards, or write {mended} into its {KEY}",
+            hint=f"fetch config.json of the same commit as the shards, or {mended}",
         )
     codebook = layer.projections["gate_proj"].codebook
     if stated.codebook is not None and codebook != stated.codebook:

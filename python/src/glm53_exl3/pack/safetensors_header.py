@@ -67,14 +67,15 @@ def read_header(path: Path) -> list[StoredTensor]:
         raise _truncated(path, _LENGTH_BYTES + header_bytes, file_bytes)
     try:
         header = json.loads(raw, object_pairs_hook=lambda pairs: _refuse_twice(path, pairs))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    # Both decode errors are ValueErrors, as is a number of too many digits.
+    except (ValueError, RecursionError) as error:
         raise _bad_header(path, f"no JSON: {error}") from error
     if not isinstance(header, dict):
         raise _bad_header(path, "JSON that is no object")
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     try:
         tensors = [_stored(path, name, entry) for name, entry in entries.items()]
-        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        end = _end_of_data(path, [entry["data_offsets"] for entry in entries.values()])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise _bad_header(path, f"an entry that cannot be read ({error!r})") from error
     expected_bytes = _LENGTH_BYTES + header_bytes + end
@@ -92,13 +93,25 @@ def read_header(path: Path) -> list[StoredTensor]:
 
 
 def _stored(path: Path, name: str, entry: dict[str, Any]) -> StoredTensor:
-    shape = tuple(int(n) for n in entry["shape"])
+    shape = tuple(entry["shape"])
     start, end = entry["data_offsets"]
     dtype = entry["dtype"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise _bad_header(path, f"{name}: shape {list(shape)}, offsets {[start, end]}")
     expected = math.prod(shape) * DTYPE_BYTES[dtype] if dtype in DTYPE_BYTES else end - start
     if end - start != expected:
         raise _bad_header(path, f"{name}: {end - start} bytes for {dtype} {list(shape)}")
     return StoredTensor(name, dtype, shape, path, end - start)
+
+
+def _end_of_data(path: Path, offsets: list[list[int]]) -> int:
+    """Where the data ends. The format allows neither holes nor two tensors in one place."""
+    end = 0
+    for start, stop in sorted(map(tuple, offsets)):
+        if start != end:
+            raise _bad_header(path, f"data from byte {start} where byte {end} is next")
+        end = stop
+    return end
 
 
 def _refuse_twice(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
