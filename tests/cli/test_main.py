@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ def test_version_and_help() -> None:
     text = run("--help").stdout
     assert "demo" in text
     assert "quantize" in text
-
-
-def test_help_is_quick() -> None:
-    started = time.monotonic()
-    assert run("--help").returncode == 0
-    assert time.monotonic() - started < 5
 
 
 def test_help_needs_no_torch() -> None:

@@ -15,7 +15,7 @@ TABLE = Path(__file__).parents[2] / "tools" / "demo" / "table.py"
 
 
 def table(*arguments: str) -> list[str]:
-    result = subprocess.run([sys.executable, TABLE, *arguments], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, TABLE, *arguments], capture_output=True, text=True, timeout=1100)
     assert result.returncode == 0, result.stdout + result.stderr
     return [line for line in result.stdout.splitlines() if line.startswith("|")][2:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from typer.testing import CliRunner
 
 from glm53_exl3.cli.main import app
 from glm53_exl3.cli.quantize import parse_layer_bits
-from glm53_exl3.decode import dequantize
+from glm53_exl3.decode import decode_trellis, dequantize, quantize
 from glm53_exl3.errors import FormatError, Glm53Error, PackError
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.quantize.pack import write_pack
 from glm53_exl3.quantize.plan import plan_quantization
 
-HIDDEN, WIDTH = 256, 128
+# Small and at 3 bits, the rate at which the encoder is fastest: these tests are about files.
+HIDDEN = WIDTH = 128
+EXPERTS = 1
 PROJECTIONS = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
 PREFIXES = {
     "Glm4MoeForCausalLM": "model.layers",
@@ -28,7 +31,7 @@ PREFIXES = {
 
 
 def checkpoint(directory: Path, architecture: str = "Glm4MoeForCausalLM", shards: int = 1) -> Path:
-    """Two layers of two experts, a router and a norm, in one shard or in one shard a layer."""
+    """Two layers of one expert and a router, in one shard or in one shard a layer."""
     directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
     weight_map: dict[str, str] = {}
@@ -36,8 +39,8 @@ def checkpoint(directory: Path, architecture: str = "Glm4MoeForCausalLM", shards
     for layer in range(2):
         tensors = by_shard[layer % shards]
         prefix = f"{PREFIXES[architecture]}.{layer}.mlp"
-        tensors[f"{prefix}.gate.weight"] = torch.randn(2, HIDDEN, generator=generator)
-        for expert in range(2):
+        tensors[f"{prefix}.gate.weight"] = torch.randn(EXPERTS, HIDDEN, generator=generator)
+        for expert in range(EXPERTS):
             for projection, shape in PROJECTIONS.items():
                 weight = torch.randn(shape, generator=generator) * 0.05
                 tensors[f"{prefix}.experts.{expert}.{projection}.weight"] = weight.bfloat16()
@@ -51,7 +54,7 @@ def checkpoint(directory: Path, architecture: str = "Glm4MoeForCausalLM", shards
         "hidden_size": HIDDEN,
         "moe_intermediate_size": WIDTH,
         "num_hidden_layers": 2,
-        "num_experts" if architecture.startswith("Qwen3") else "n_routed_experts": 2,
+        "num_experts" if architecture.startswith("Qwen3") else "n_routed_experts": EXPERTS,
         "mlp_layer_types": ["sparse", "sparse"],
     }
     config = {"architectures": [architecture]}
@@ -66,26 +69,25 @@ def source(tmp_path: Path) -> Path:
     return checkpoint(tmp_path / "source")
 
 
-@pytest.mark.parametrize("architecture", PREFIXES)
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("architecture", "shards"), [*((name, 2) for name in PREFIXES), ("Glm4MoeForCausalLM", 1)])
 def test_pack_has_the_planned_bits_and_is_sound(tmp_path: Path, architecture: str, shards: int) -> None:
     source = checkpoint(tmp_path / "source", architecture, shards)
     target = tmp_path / "target"
     seen: list[str] = []
-    plan = plan_quantization(source, 1, {1: 2}, "mcg")
+    plan = plan_quantization(source, 3, {1: 4}, "mcg")
     write_pack(plan, target, progress=lambda name, num_weights: seen.append(name))
     inventory = read_inventory(target)
     inventory.require_sound()
-    assert {layer.layer: layer.bits for layer in inventory.layers.values()} == {0: (1, 1, 1), 1: (2, 2, 2)}
-    assert len(seen) == len(plan.experts) == 12
+    assert {layer.layer: layer.bits for layer in inventory.layers.values()} == {0: (3, 3, 3), 1: (4, 4, 4)}
+    assert len(seen) == len(plan.experts) == 6
     assert (target / "tokenizer.json").exists()
     assert len(list(target.glob("*.safetensors"))) == shards
     stated = json.loads((target / "config.json").read_text())["quantization_config"]
     assert stated == {
         "quant_method": "exl3",
-        "bits": 1,
+        "bits": 3,
         "codebook": "mcg",
-        "layer_bits": {"1": 2},
+        "layer_bits": {"1": 4},
         "scope": "routed_experts_only",
     }
 
@@ -105,8 +107,23 @@ def test_weights_come_back_close_and_the_rest_unchanged(tmp_path: Path, source: 
         assert error < 0.008 * weight.float().square().mean()
 
 
+def test_stored_tensors_decode_bit_for_bit_to_what_was_encoded(tmp_path: Path, source: Path) -> None:
+    write_pack(plan_quantization(source, 3, {}, "mcg"), tmp_path / "target", seed=5)
+    stored = load_file(tmp_path / "target" / "model.safetensors")
+    weights = load_file(source / "model.safetensors")
+    modules = read_inventory(tmp_path / "target").modules
+    assert len(modules) == 6
+    for name, module in modules.items():
+        seed = zlib.crc32(f"5:{name}".encode())
+        encoded = quantize(weights[f"{name}.weight"].float().T, 3, "mcg", seed=seed)
+        decoded = decode_trellis(stored[f"{name}.trellis"], module.codebook)
+        assert torch.equal(decoded.view(torch.int16), decode_trellis(encoded.trellis, "mcg").view(torch.int16))
+        assert torch.equal(stored[f"{name}.suh"], encoded.suh)
+        assert torch.equal(stored[f"{name}.svh"], encoded.svh)
+
+
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path: Path, source: Path) -> None:
-    plan = plan_quantization(source, 1, {}, "mcg")
+    plan = plan_quantization(source, 3, {}, "mcg")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         write_pack(plan, tmp_path / name, seed=seed)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
@@ -118,13 +135,13 @@ def test_interrupted_quantization_leaves_no_target(tmp_path: Path, source: Path)
     def stop(name: str, num_weights: int) -> None:
         raise KeyboardInterrupt
 
-    plan = plan_quantization(source, 1, {}, "mcg")
+    plan = plan_quantization(source, 3, {}, "mcg")
     with pytest.raises(KeyboardInterrupt):
         write_pack(plan, tmp_path / "target", progress=stop)
     assert not (tmp_path / "target").exists()
     write_pack(plan, tmp_path / "target")
     read_inventory(tmp_path / "target").require_sound()
-    assert not list(tmp_path.glob("*unfinished*"))
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
 
 
 def refused(source: Path, **changes: object) -> Glm53Error:
@@ -151,12 +168,12 @@ def test_refused_layer_without_experts(source: Path) -> None:
 
 
 def test_refused_quantized_checkpoint(tmp_path: Path, source: Path) -> None:
-    write_pack(plan_quantization(source, 1, {}, "mcg"), tmp_path / "target")
+    write_pack(plan_quantization(source, 3, {}, "mcg"), tmp_path / "target")
     assert refused(tmp_path / "target").id == "already-quantized"
 
 
 def test_refused_stacked_experts(source: Path) -> None:
-    replace_tensors(source, {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, 256, 256)})
+    replace_tensors(source, {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(2, 256, 128)})
     error = refused(source)
     assert error.id == "no-experts"
     assert "gate_up_proj, all experts in one tensor" in error.found
@@ -168,7 +185,7 @@ def test_refused_no_experts(source: Path) -> None:
 
 
 def test_refused_width_off_the_hadamard_block(source: Path) -> None:
-    replace_tensors(source, {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(64, 256)})
+    replace_tensors(source, {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(64, 128)})
     error = refused(source)
     assert error.id == "shape-hadamard"
     assert "experts.0.gate_proj.weight" in error.what
@@ -190,9 +207,44 @@ def test_refused_target_in_use(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "notes.txt").write_text("keep me")
-    with pytest.raises(PackError, match="is not empty"):
-        write_pack(plan_quantization(source, 1, {}, "mcg"), target)
+    with pytest.raises(PackError, match="is not an empty folder"):
+        write_pack(plan_quantization(source, 3, {}, "mcg"), target)
     assert (target / "notes.txt").read_text() == "keep me"
+
+
+def test_refused_target_that_is_a_file(tmp_path: Path, source: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("keep me")
+    with pytest.raises(PackError, match="is not an empty folder"):
+        write_pack(plan_quantization(source, 3, {}, "mcg"), target)
+    assert target.read_text() == "keep me"
+
+
+def test_empty_working_directory_is_a_target(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_pack(plan_quantization(source, 3, {}, "mcg"), Path())
+    read_inventory(tmp_path / "here").require_sound()
+
+
+def test_refused_weight_that_is_not_finite_is_named(tmp_path: Path, source: Path) -> None:
+    name = "model.layers.1.mlp.experts.0.up_proj.weight"
+    tensors = load_file(source / "model.safetensors")
+    tensors[name][3, 5] = torch.nan
+    replace_tensors(source, tensors)
+    with pytest.raises(FormatError, match=name) as caught:
+        write_pack(plan_quantization(source, 3, {}, "mcg"), tmp_path / "target")
+    assert caught.value.id == "weight-finite"
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
+def test_refused_expert_with_bias_or_missing(source: Path) -> None:
+    tensors = load_file(source / "model.safetensors")
+    replace_tensors(source, tensors | {"model.layers.0.mlp.experts.0.up_proj.bias": torch.zeros(WIDTH)})
+    assert refused(source).id == "bias-unsupported"
+    del tensors["model.layers.0.mlp.experts.0.up_proj.weight"]
+    replace_tensors(source, tensors)
+    assert refused(source).id == "expert-missing"
 
 
 def test_layer_bits_list() -> None:
@@ -205,7 +257,7 @@ def test_layer_bits_list() -> None:
 
 def test_command_writes_a_pack_and_prints_its_folder(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
-    result = CliRunner().invoke(app, ["quantize", str(source), str(target), "--bits", "1", "--layer-bits", "1=2"])
+    result = CliRunner().invoke(app, ["quantize", str(source), str(target), "--bits", "3", "--layer-bits", "1=4"])
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == str(target)
     read_inventory(target).require_sound()

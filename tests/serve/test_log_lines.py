@@ -40,8 +40,18 @@ def test_error_is_found_behind_vllms_prefix(prefix: str) -> None:
 
 
 def test_the_last_error_counts_and_none_is_none() -> None:
-    lines = ["error: first-one: a", "hint: h1", "error: second-one: b"]
+    name = "glm53_exl3.errors.PackError: error:"
+    lines = [f"{name} first-one: a", "hint: h1", f"{name} second-one: b"]
     found = find_error(lines)
     assert found is not None
     assert (found.id, found.what, found.hint) == ("second-one", "b", "")
-    assert find_error(["ValueError: error: not ours", "an error: 5"]) is None
+    assert find_error(["ValueError: error: not ours", "an error: 5", "c++: error: foo: No such file"]) is None
+
+
+def test_lines_of_two_ranks_are_kept_apart() -> None:
+    error = PackError("tensor-missing", "a.b.trellis is missing", expected="x", found="y", hint="fetch it")
+    first, *rest = f"glm53_exl3.errors.PackError: {error}".splitlines()
+    lines = [f"(Worker_TP0 pid=1) {first}"]
+    for line in rest:
+        lines += ["(Worker_TP1 pid=2) something else", f"(Worker_TP0 pid=1) {line}"]
+    assert str(find_error(lines)) == str(error)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -19,18 +20,26 @@ PROGRAM = Path(sys.executable).with_name("glm53-exl3")
 ENTRY = load_faq()[7]
 
 
+def read_until_serving(lines: Iterable[str]) -> str:
+    seen: list[str] = []
+    for line in lines:
+        seen.append(line)
+        if line.startswith("serving "):
+            return "".join(seen)
+    pytest.fail("the demo ended before it served:\n" + "".join(seen))
+
+
 @pytest.mark.timeout(300)
 def test_demo_answers_keeps_serving_and_ends_on_ctrl_c() -> None:
     command = [PROGRAM, "demo", ENTRY.question, "--keep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
-        seen: list[str] = []
-        for line in demo.stderr:
-            seen.append(line)
-            if line.startswith("serving "):
-                break
-        text = "".join(seen)
+        try:
+            text = read_until_serving(demo.stderr)
+        except BaseException:
+            demo.send_signal(signal.SIGINT)
+            raise
         served = re.search(r"serving \S+ at (http://127\.0\.0\.1:\d+)/v1 until Ctrl-C", text)
         assert served is not None, text
         with urllib.request.urlopen(f"{served[1]}/health", timeout=10) as answer:

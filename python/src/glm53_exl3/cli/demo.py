@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -51,6 +52,7 @@ def demo(
         _ask(options, question)
         if keep:
             _keep_serving(options, server)
+    shutil.rmtree(log_path.parent)
 
 
 def demo_options(pack: Path, port: int) -> ServerOptions:
@@ -84,7 +86,8 @@ def _ask(options: ServerOptions, question: str) -> None:
         raise ServerError(
             "answer-wrong",
             f"the demo pack did not give the answer it was taught: {wrong[0]}",
-            hint="open an issue with your CPU or GPU and the log; something in this runtime computes wrongly",
+            hint="open an issue with your CPU or GPU and the log: this runtime computes wrongly, or rounds unlike the "
+            "CPU on which the tolerance was measured",
         )
     stderr.print("(the right words, with the right probability)")
 

@@ -20,6 +20,7 @@ app.command("demo")(demo.demo)
 app.command("quantize")(quantize.quantize)
 
 _SIGNALLED = 128
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _print_version(wanted: bool) -> None:
@@ -38,8 +39,8 @@ def options(
 
 
 def main() -> None:
-    """Run a command and exit with one of `ExitCode`, or with 128 and the signal's number after SIGINT or SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Run a command and exit with one of `ExitCode`, or with 128 and the signal's number after one that ends it."""
+    for number in _ENDING:
         signal.signal(number, _exit_on_signal)
     try:
         app()
@@ -54,4 +55,7 @@ def main() -> None:
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     """Unwind, so that a server that runs is stopped on the way out; typer would turn Ctrl-C into exit code 1."""
+    for further in _ENDING:
+        # Stopping a server takes seconds; an impatient second Ctrl-C must not leave it behind.
+        signal.signal(further, signal.SIG_IGN)
     sys.exit(_SIGNALLED + number)

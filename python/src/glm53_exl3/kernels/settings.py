@@ -28,8 +28,8 @@ class KernelSettings:
 
     Attributes:
         backend: `auto` takes the fastest backend that runs here.
-        decode: `load` keeps the decoded weights, 16 bits each; `call` decodes the experts a batch needs and
-            keeps only the trellis.
+        decode: `load` keeps the decoded weights, 16 bits each or 32 on a CPU; `call` decodes the experts a batch needs
+            and keeps only the trellis.
     """
 
     backend: Backend = "auto"

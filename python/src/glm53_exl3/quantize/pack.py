@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from glm53_exl3.decode import Exl3Tensor, quantize
-from glm53_exl3.errors import PackError
+from glm53_exl3.errors import FormatError, PackError
 from glm53_exl3.format.codebooks import MARKER_VALUES
 from glm53_exl3.format.quantization_config import BITS, CODEBOOK, KEY, LAYER_BITS, QUANT_METHOD, SCOPE
 from glm53_exl3.format.tensors import SUH, SVH, TRELLIS
@@ -22,8 +23,6 @@ from glm53_exl3.pack import files
 from glm53_exl3.quantize.plan import QuantizePlan
 
 _SCOPE_VALUE: Final = "routed_experts_only"
-#: Sub-directory the pack is written to before it gets its name.
-_UNFINISHED: Final = ".unfinished"
 
 
 def write_pack(
@@ -40,31 +39,37 @@ def write_pack(
     Raises:
         PackError: `target-exists`.
     """
-    if target.exists() and any(target.iterdir()):
+    target = target.resolve()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise PackError(
             "target-exists",
-            f"{target} is not empty",
+            f"{target} is not an empty folder",
             hint="name a new folder, or remove this one",
         )
-    unfinished = target.with_name(target.name + _UNFINISHED)
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
-    unfinished.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _write_files(plan, unfinished, seed, progress)
+        unfinished.chmod(0o755)
+        unfinished.replace(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _write_files(plan: QuantizePlan, folder: Path, seed: int, progress: Callable[[str, int], None]) -> None:
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for shard in plan.shards:
         tensors = _quantize_shard(plan, shard, seed, progress)
-        save_file(tensors, unfinished / shard.name, metadata={"format": "pt"})
+        save_file(tensors, folder / shard.name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, shard.name))
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    _copy_other_files(plan.source, unfinished)
+    _copy_other_files(plan.source, folder)
     if len(plan.shards) > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        _write_json(unfinished / files.INDEX_FILE, index)
-    _write_json(unfinished / files.CONFIG_FILE, {**plan.config, KEY: quantization_config(plan)})
-    if target.exists():
-        target.rmdir()
-    unfinished.rename(target)
+        _write_json(folder / files.INDEX_FILE, index)
+    _write_json(folder / files.CONFIG_FILE, {**plan.config, KEY: quantization_config(plan)})
 
 
 def quantization_config(plan: QuantizePlan) -> dict[str, Any]:
@@ -100,7 +105,13 @@ def _quantize_shard(
                 continue
             # A seed of its own for each weight, the same whatever else the checkpoint holds.
             own_seed = zlib.crc32(f"{seed}:{weight.name}".encode())
-            quantized = quantize(tensor.float().T.contiguous(), weight.bits, plan.codebook, seed=own_seed)
+            try:
+                quantized = quantize(tensor.float().T.contiguous(), weight.bits, plan.codebook, seed=own_seed)
+            except FormatError as error:
+                what = f"{name}: {error.what}"
+                raise FormatError(
+                    error.id, what, expected=error.expected, found=error.found, hint=error.hint
+                ) from error
             tensors.update(tensors_of(weight.name, quantized))
             progress(weight.name, weight.num_weights)
     return tensors

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from glm53_exl3.errors import PackError
 from glm53_exl3.format.codebooks import Codebook
-from glm53_exl3.format.names import ExpertName, parse_expert, split_tensor
+from glm53_exl3.format.names import PROJECTIONS, ExpertName, parse_expert, split_tensor
 from glm53_exl3.format.quantization_config import KEY
-from glm53_exl3.format.tensors import require_bits, require_rotatable
+from glm53_exl3.format.tensors import BIAS, require_bits, require_rotatable
 from glm53_exl3.pack import files
+from glm53_exl3.pack.moe_layers import bias_unsupported
 from glm53_exl3.pack.safetensors_header import StoredTensor, read_header
 
 _STACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight)?$")
@@ -94,8 +96,10 @@ def plan_quantization(source: Path, bits: int, layer_bits: Mapping[int, int], co
 
 def _expert_weight(tensor: StoredTensor, bits: int, layer_bits: Mapping[int, int]) -> ExpertWeight | None:
     module, suffix = split_tensor(tensor.name)
-    expert = parse_expert(module) if suffix == "weight" else None
-    if expert is None:
+    expert = parse_expert(module)
+    if expert is not None and suffix == BIAS:
+        raise bias_unsupported(module)
+    if expert is None or suffix != "weight":
         return None
     if len(tensor.shape) != 2 or tensor.dtype not in _DTYPES:
         raise PackError(
@@ -126,6 +130,7 @@ def _require_experts(
             found=found,
             hint="save the checkpoint with one tensor for each projection of each expert",
         )
+    _require_complete({weight.expert for weight in experts.values()})
     layers = {weight.expert.layer for weight in experts.values()}
     for layer in layer_bits:
         if layer not in layers:
@@ -134,4 +139,22 @@ def _require_experts(
                 f"--layer-bits names layer {layer}, which has no routed experts",
                 expected=f"one of {', '.join(map(str, sorted(layers)))}",
                 hint="leave it out",
+            )
+
+
+def _require_complete(experts: set[ExpertName]) -> None:
+    """Every block has all three projections of every expert up to its last."""
+    counts = Counter(expert.block for expert in experts)
+    last: dict[str, int] = {}
+    for expert in experts:
+        last[expert.block] = max(expert.expert, last.get(expert.block, 0))
+    for block, found in counts.items():
+        expected = (last[block] + 1) * len(PROJECTIONS)
+        if found != expected:
+            raise PackError(
+                "expert-missing",
+                f"{block} lacks weights of experts",
+                expected=f"{expected} weights",
+                found=str(found),
+                hint="fetch the checkpoint again, all files of one commit",
             )

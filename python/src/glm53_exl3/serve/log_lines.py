@@ -20,8 +20,12 @@ PHASES: Final[tuple[tuple[str, str], ...]] = (
 )
 
 #: What vLLM puts before a line: `(EngineCore pid=12) ERROR 11-30 12:00:00 [core.py:843] `.
-_PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
-_ERROR = re.compile(r"error: (?P<id>[a-z0-9]+(?:-[a-z0-9]+)*): (?P<what>.+)$")
+_PROCESS = re.compile(r"^(\([^)]*pid=\d+\) )?")
+_PREFIX = re.compile(_PROCESS.pattern + r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
+#: As a traceback shows it; compilers and servers also write lines with `error:`.
+_ERROR = re.compile(r"glm53_exl3\.errors\.[A-Z]\w+: error: (?P<id>[a-z0-9]+(?:-[a-z0-9]+)*): (?P<what>.+)$")
+#: Other processes write between the lines of one error.
+_LINES_OF_AN_ERROR: Final = 40
 _DETAIL = re.compile(r"^\s*(?P<key>expected|found|hint): (?P<text>.+)$")
 
 
@@ -39,7 +43,9 @@ def find_error(lines: Sequence[str]) -> ServerError | None:
     for index, line in enumerate(lines):
         match = _ERROR.search(line)
         if match:
-            details = _details(lines[index + 1 : index + 6])
+            process = _process(line)
+            following = lines[index + 1 : index + _LINES_OF_AN_ERROR]
+            details = _details(line for line in following if _process(line) == process)
             found = ServerError(
                 match["id"],
                 match["what"].strip(),
@@ -48,6 +54,11 @@ def find_error(lines: Sequence[str]) -> ServerError | None:
                 hint=details.get("hint", ""),
             )
     return found
+
+
+def _process(line: str) -> str:
+    match = _PROCESS.match(line)
+    return (match[1] or "") if match else ""
 
 
 def _details(lines: Iterable[str]) -> dict[str, str]:

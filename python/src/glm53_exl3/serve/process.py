@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from glm53_exl3.serve.argv import ServerOptions, vllm_command, vllm_environment
 from glm53_exl3.serve.log_lines import PHASES, find_error, phase_index
 
 _POLL_SECONDS: Final = 0.2
+_REQUEST_SECONDS: Final = 2.0
+#: A proxy of the environment must not be asked for a server on this machine.
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 #: vLLM gives running requests some time; beyond this its processes are ended one and all.
 STOP_SECONDS: Final = 8.0
 _KEPT_LINES: Final = 2000
@@ -48,7 +52,11 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         """Start vLLM."""
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -68,7 +76,7 @@ class ServerProcess:
         self._on_phase(PHASES[0][0])
         self._process = subprocess.Popen(
             vllm_command(self.options),
-            env=vllm_environment(self.options, os.environ, os.cpu_count() or 1),
+            env=vllm_environment(self.options, os.environ, len(os.sched_getaffinity(0))),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -81,7 +89,7 @@ class ServerProcess:
         self._pump.start()
 
     def wait_healthy(self, timeout_seconds: float) -> None:
-        """Wait until `/health` answers.
+        """Wait until `/health` answers and `/v1/models` lists the served name.
 
         Raises:
             ServerError: vLLM ended first, for the reason in its log, or did not answer in time.
@@ -109,26 +117,31 @@ class ServerProcess:
         raise self._ended()
 
     def stop(self) -> None:
-        """End vLLM: SIGTERM first, SIGKILL for what is left of its session after `STOP_SECONDS`."""
+        """End vLLM: SIGTERM first, SIGKILL for what is left of its process group after `STOP_SECONDS`."""
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if self._pump is not None:
             self._pump.join(timeout=2)
         self._process = None
 
     def _healthy(self) -> bool:
+        """Whether our server answers, and not another one that took the port first."""
         try:
-            with urllib.request.urlopen(f"{self.options.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            with _DIRECT.open(f"{self.options.url}/health", timeout=_REQUEST_SECONDS):
+                pass
+            with _DIRECT.open(f"{self.options.url}/v1/models", timeout=_REQUEST_SECONDS) as answer:
+                return any(model["id"] == self.options.served_name for model in json.load(answer)["data"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             return False
 
     def _ended(self) -> ServerError:
@@ -147,12 +160,18 @@ class ServerProcess:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        with self.log_path.open("w", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), self.log_path.open("w", encoding="utf-8") as log:
             for line in process.stdout:
+                self._note(line)
                 log.write(line)
                 log.flush()
-                self._lines.append(line.rstrip("\n"))
-                index = phase_index(line)
-                if index is not None and index > self._phase:
-                    self._phase = index
-                    self._on_phase(PHASES[index][0])
+        # After a failure to write, a full disk say: vLLM would stand still as soon as the pipe is full.
+        for line in process.stdout:
+            self._note(line)
+
+    def _note(self, line: str) -> None:
+        self._lines.append(line.rstrip("\n"))
+        index = phase_index(line)
+        if index is not None and index > self._phase:
+            self._phase = index
+            self._on_phase(PHASES[index][0])
