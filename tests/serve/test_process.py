@@ -18,6 +18,7 @@ from glm53_exl3.errors import PackError, ServerError
 from glm53_exl3.serve import ports, process
 from glm53_exl3.serve.argv import ServerOptions
 from glm53_exl3.serve.process import ServerProcess
+from support.processes import family, survivors
 
 SERVER = """
 import http.server, json, sys
@@ -96,10 +97,9 @@ def test_child_and_grandchild_that_ignore_sigterm_are_killed(
     child(monkeypatch, STUBBORN)
     with ServerProcess(options, tmp_path / "log") as server:
         wait_for_line(tmp_path / "log", "ready")
-        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-        assert len(family) == 2
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert alive == []
+        members = family(server.pid)
+        assert len(members) == 2
+    assert survivors(members, 5) == []
 
 
 def test_interruption_while_stopping_leaves_nothing(
@@ -109,13 +109,12 @@ def test_interruption_while_stopping_leaves_nothing(
     server = ServerProcess(options, tmp_path / "log")
     server.start()
     wait_for_line(tmp_path / "log", "ready")
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    members = family(server.pid)
     assert server._process is not None
     monkeypatch.setattr(server._process, "send_signal", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         server.stop()
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert alive == []
+    assert survivors(members, 5) == []
 
 
 def _interrupted(number: int) -> None:

@@ -11,10 +11,10 @@ import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from glm53_exl3.demo.faq import load_faq
+from support.processes import family, survivors
 
 PROGRAM = Path(sys.executable).with_name("glm53-exl3")
 ENTRY = load_faq()[7]
@@ -44,13 +44,12 @@ def test_demo_answers_keeps_serving_and_ends_on_ctrl_c() -> None:
         assert served is not None, text
         with urllib.request.urlopen(f"{served[1]}/health", timeout=10) as answer:
             assert answer.status == 200
-        below = psutil.Process(demo.pid).children(recursive=True)
+        below = family(demo.pid)[1:]
         assert below
         started = time.monotonic()
         demo.send_signal(signal.SIGINT)
         assert demo.wait(timeout=10) == 130
-        _, alive = psutil.wait_procs(below, timeout=max(0.0, 10 - (time.monotonic() - started)))
-        assert alive == []
+        assert survivors(below, max(0.0, 10 - (time.monotonic() - started))) == []
         assert demo.stdout.read() == f"{ENTRY.answer}\n"
     for phase in ("importing vLLM", "starting the engine", "loading weights", "ready"):
         assert phase in text

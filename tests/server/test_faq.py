@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from glm53_exl3.demo.canary import load_canary
-from glm53_exl3.demo.faq import SERVED_NAME, demo_pack, load_faq
+from glm53_exl3.demo.faq import demo_pack, load_faq
 from glm53_exl3.serve.chat import openai_client
 from glm53_exl3.serve.process import ServerProcess
-from support.asking import QUESTIONS, ask_all, ask_streaming
-from support.processes import session_members
+from support.asking import QUESTIONS, ask_all, ask_streaming, long_stream
+from support.processes import family, session_members, survivors
 
 CANARY = load_canary(demo_pack())
 STOP_SECONDS = 10
@@ -44,14 +44,7 @@ def test_client_that_disconnects_disturbs_nobody(server: ServerProcess) -> None:
 
     def leave_early(question: str) -> None:
         with openai_client(url) as client:
-            stream = client.chat.completions.create(
-                model=SERVED_NAME,
-                messages=[{"role": "user", "content": question}],
-                temperature=0,
-                stream=True,
-                extra_body={"ignore_eos": True},
-                max_tokens=128,
-            )
+            stream = long_stream(client, question)
             next(iter(stream))
             stream.close()
 
@@ -73,9 +66,11 @@ def test_log_says_what_runs_the_experts(server: ServerProcess) -> None:
 # Last of this module: it ends the server.
 def test_sigterm_ends_the_server_with_nothing_left(server: ServerProcess) -> None:
     session = server.pid
-    assert len(session_members(session)) > 1
+    everything = family(session)
+    assert len(everything) > 2
     started = time.monotonic()
     os.kill(session, signal.SIGTERM)
     while session_members(session) and time.monotonic() - started < STOP_SECONDS:
         time.sleep(0.1)
     assert session_members(session) == []
+    assert survivors(everything, max(0.0, STOP_SECONDS - (time.monotonic() - started))) == []

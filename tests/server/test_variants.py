@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 
 from glm53_exl3.demo.canary import load_canary
 from glm53_exl3.demo.faq import demo_pack, load_faq
-from support.asking import ask_all
+from glm53_exl3.serve.chat import openai_client
+from support.asking import QUESTIONS, ask_all, long_stream
+from support.processes import family, survivors
 
 CANARY = load_canary(demo_pack())
+STOP_SECONDS = 10
 UNQUANTIZED = Path(__file__).parents[2] / "tools" / "demo" / "checkpoint"
 
 
@@ -25,15 +30,25 @@ def test_two_ranks_give_the_same_answers(start_server: Callable[..., Any], exper
     assert f"{4 if expert_parallel else 8} EXL3 experts, mcg, bits 2/2/2" in log
 
 
-def test_decoding_for_every_batch_gives_the_same_answers(
+def test_torch_compile_and_decoding_for_every_batch_give_the_same_answers(
     start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLM53_EXL3_DECODE", "call")
-    with start_server() as server:
+    with start_server(enforce_eager=False) as server:
         assert CANARY.failures(ask_all(server.options.url, streaming=False)) == []
 
 
-def test_unquantized_model_gives_the_same_strings(start_server: Callable[..., Any]) -> None:
+def test_unquantized_model_gives_the_same_strings_and_ends_while_it_answers(start_server: Callable[..., Any]) -> None:
     with start_server(model=UNQUANTIZED) as server:
         answers = ask_all(server.options.url, streaming=False)
+        everything = family(server.pid)
+        with ExitStack() as clients:
+            for question in QUESTIONS[:8]:
+                client = clients.enter_context(openai_client(server.options.url))
+                next(iter(long_stream(client, question)))
+            started = time.monotonic()
+            # vLLM itself waits for clients that still read; stopping it must not.
+            server.stop()
+            assert survivors(everything, 1) == []
+            assert time.monotonic() - started < STOP_SECONDS
     assert [answer.answer for answer in answers] == [entry.answer for entry in load_faq()]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from openai import OpenAI, Stream
+from openai.types.chat import ChatCompletionChunk
+
 from glm53_exl3.demo.canary import Answer
 from glm53_exl3.demo.faq import SERVED_NAME, load_faq
 from glm53_exl3.serve.chat import openai_client, stream_answer
@@ -31,6 +34,18 @@ def ask_whole(url: str, question: str) -> Answer:
     assert choice.logprobs.content is not None
     assert choice.finish_reason == "stop"
     return Answer(question, choice.message.content or "", sum(token.logprob for token in choice.logprobs.content))
+
+
+def long_stream(client: OpenAI, question: str) -> Stream[ChatCompletionChunk]:
+    """An answer that goes on after its end, for half a minute and more."""
+    return client.chat.completions.create(
+        model=SERVED_NAME,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        max_tokens=128,
+    )
 
 
 def ask_all(url: str, *, streaming: bool) -> list[Answer]:

@@ -1,8 +1,23 @@
-"""Which processes belong to a session."""
+"""Which processes live."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def survivors(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after so many seconds. A zombie is dead and waits for init to notice."""
+    _, left = psutil.wait_procs(processes, timeout=seconds)
+    return [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def session_members(session: int) -> list[str]:

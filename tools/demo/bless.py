@@ -1,9 +1,10 @@
 """Make the demo pack from the checkpoint, and its canary from what is measured. Review the diff before committing.
 
-    python tools/demo/bless.py [--keep-pack]
+    python tools/demo/bless.py [--keep-pack] [--spread 0.00208]
 
-The tolerance of the canary is twice the largest difference between the float32 reference and vLLM, over bf16 and
-float32 and over batches of 44, 7 and 1.
+The tolerance of the canary is twice the spread: the largest difference between the float32 reference and vLLM. It is
+measured on this pack over bf16 and float32 and over batches of 44, 7 and 1; a larger one, seen by `table.py` on packs
+of other rates, is given by --spread.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep-pack", action="store_true", help="only measure; the pack stays as it is")
+    parser.add_argument("--spread", type=float, default=0.0, help="the spread is at least this")
     options = parser.parse_args()
     pack = demo_pack()
     if not options.keep_pack:
         make_pack(pack, BITS, LAYER_BITS)
     exact = Canary(0.0, answers_of(pack))
-    spread = measured_spread(pack, exact)
+    spread = max(options.spread, measured_spread(pack, exact))
     Canary(2 * spread, exact.answers).save(pack)
     print(f"spread {spread:.5f}, tolerance {2 * spread:.5f}")
 

@@ -102,6 +102,7 @@ def main() -> None:
     canary = load_canary(demo_pack())
     print(HEADER, flush=True)
     wrong: list[Row] = []
+    spread = 0.0
 
     def rows() -> Iterator[Row]:
         if options.damages:
@@ -110,8 +111,10 @@ def main() -> None:
 
     for row in rows():
         print(row.markdown(), flush=True)
+        spread = max(spread, row.change) if row.must_pass else spread
         if not row.as_it_should:
             wrong.append(row)
+    print(f"\nLargest change of the packs that must pass: {spread:.5f}")
     for row in wrong:
         print(f"error: {row.name} {row.verdict}", file=sys.stderr)
     sys.exit(1 if wrong else 0)
