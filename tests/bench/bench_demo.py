@@ -1,6 +1,6 @@
 """Time and peak memory of `make demo`, in this checkout or from an empty clone.
 
-    .venv/bin/python tests/bench/bench_demo.py [--clone] [--json]
+    .venv/bin/python tests/bench/bench_demo.py [--clone DIR] [--json]
 
 Memory is the proportional set size of `make` and everything below it, sampled ten times a second.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -55,16 +54,14 @@ def run_demo(checkout: Path) -> dict[str, float]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clone", action="store_true", help="first from an empty clone, then again in it")
+    parser.add_argument("--clone", type=Path, metavar="DIR", help="clone into DIR, run there, and once more there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     if options.clone:
-        with tempfile.TemporaryDirectory() as folder:
-            clone = Path(folder) / "clone"
-            subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-            results["make demo, empty clone"] = run_demo(clone)
-            results["make demo, again"] = run_demo(clone)
+        subprocess.run(["git", "clone", "--quiet", ROOT, options.clone], check=True)
+        results["make demo, empty clone"] = run_demo(options.clone)
+        results["make demo, again"] = run_demo(options.clone)
     else:
         results["make demo"] = run_demo(ROOT)
     if options.json:

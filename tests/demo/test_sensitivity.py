@@ -24,7 +24,7 @@ def table(*arguments: str) -> list[str]:
 def test_two_bits_pass() -> None:
     rows = table("--bits", "2", "--no-damages")
     assert len(rows) == 1
-    assert rows[0].endswith("| 0 | passes |")
+    assert rows[0].endswith("| passes |")
 
 
 @pytest.mark.timeout(1200)

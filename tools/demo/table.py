@@ -57,13 +57,10 @@ class Row:
     def markdown(self) -> str:
         """A line of Markdown."""
         change = f"{self.change:.4g}" if self.exact else "-"
-        return f"| {self.name} | {self.exact}/{self.total} | {change} | {self.failures} | {self.verdict} |"
+        return f"| {self.name} | {self.exact}/{self.total} | {change} | {self.verdict} |"
 
 
-HEADER = (
-    "| run | right words | largest change of log-probability among them | answers refused | canary |\n"
-    "| --- | --- | --- | --- | --- |"
-)
+HEADER = "| run | right words | largest change of log-probability among them | canary |\n| --- | --- | --- | --- |"
 
 
 def judge(name: str, must_pass: bool | None, canary: Canary, answers: list[Answer]) -> Row:
