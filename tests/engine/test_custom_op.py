@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch import library
 
 from glm53_exl3.engine.custom_op import KernelHolder
 from glm53_exl3.engine.moe_method import to_local
@@ -32,7 +33,7 @@ def arguments(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_operator_passes_torchs_own_checks(holder: KernelHolder) -> None:
-    torch.library.opcheck(torch.ops.glm53_exl3.moe_forward.default, (*arguments(3), holder.key))
+    library.opcheck(torch.ops.glm53_exl3.moe_forward.default, (*arguments(3), holder.key))
 
 
 def test_operator_is_one_node_of_a_whole_graph(holder: KernelHolder) -> None:

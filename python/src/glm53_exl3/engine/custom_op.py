@@ -10,6 +10,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 import torch
+from torch import library
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from glm53_exl3.kernels.interface import MoEKernel
@@ -17,7 +18,7 @@ from glm53_exl3.kernels.interface import MoEKernel
 NAMESPACE: Final = "glm53_exl3"
 
 # An operator lives as long as its library object.
-_library: Final = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library: Final = library.Library(NAMESPACE, "FRAGMENT")
 _holders: Final[WeakValueDictionary[str, KernelHolder]] = WeakValueDictionary()
 
 
