@@ -19,8 +19,6 @@ from glm53_exl3.pack.inventory import read_inventory
 from model import DemoConfig, DemoModel, Experts, from_hf_tensors, load
 from train import sample
 
-PROJECTIONS = ("gate", "up", "down")
-
 
 def load_pack(pack: Path) -> DemoModel:
     """The float32 model of a pack, or of an unquantized checkpoint."""

@@ -1,8 +1,8 @@
 """The reference backend: plain torch on any device, exact and slow.
 
 It decodes the trellis to dense weights and multiplies. With `decode="load"` it holds these, 16 bits a weight on a GPU
-and 32 on a CPU, eight or sixteen times the size of a 2-bit pack; with `decode="call"` it
-holds the trellis and decodes the experts of each batch.
+and 32 on a CPU, eight or sixteen times the size of a 2-bit pack; with `decode="call"` it holds the trellis and
+decodes the experts of each batch.
 """
 
 from __future__ import annotations

@@ -72,6 +72,15 @@ def shard_paths(directory: Path, index: dict[str, str] | None) -> tuple[list[Pat
     return present, missing
 
 
+def missing_shard(path: Path) -> PackError:
+    """The fault of a shard that the index names and that is not there."""
+    return PackError(
+        "shard-missing",
+        f"{path.name} is named in {INDEX_FILE} and is not there",
+        hint="fetch this shard; the download did not finish",
+    )
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()

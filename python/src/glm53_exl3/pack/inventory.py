@@ -72,7 +72,7 @@ def read_inventory(directory: Path) -> Inventory:
     stated = parse_quantization_config(_quantization_config(directory, config))
     index = files.read_index(directory)
     present, missing = files.shard_paths(directory, index)
-    faults: list[Glm53Error] = [_missing_shard(path) for path in missing]
+    faults: list[Glm53Error] = [files.missing_shard(path) for path in missing]
     tensors: dict[str, StoredTensor] = {}
     for path in present:
         try:
@@ -120,14 +120,6 @@ def _no_trellis(directory: Path) -> PackError:
         "not-exl3",
         f"{directory} says that it is EXL3 and holds no trellis tensor",
         hint="quantize the checkpoint first: glm53-exl3 quantize SRC DST --bits 2",
-    )
-
-
-def _missing_shard(path: Path) -> PackError:
-    return PackError(
-        "shard-missing",
-        f"{path.name} is named in {files.INDEX_FILE} and is not there",
-        hint="fetch this shard; the download did not finish",
     )
 
 

@@ -81,11 +81,7 @@ def plan_quantization(source: Path, bits: int, layer_bits: Mapping[int, int], co
         )
     shards, missing = files.shard_paths(source, files.read_index(source))
     if missing:
-        raise PackError(
-            "shard-missing",
-            f"{missing[0].name} is named in {files.INDEX_FILE} and is not there",
-            hint="fetch the checkpoint again",
-        )
+        raise files.missing_shard(missing[0])
     tensors = [tensor for shard in shards for tensor in read_header(shard)]
     experts = {
         tensor.name: weight for tensor in tensors if (weight := _expert_weight(tensor, bits, layer_bits)) is not None
