@@ -81,3 +81,11 @@ class KernelError(Glm53Error):
 
 class ServerError(Glm53Error):
     """The server did not start, stopped, or answered wrongly."""
+
+
+class PlanError(Glm53Error):
+    """A memory plan cannot be made, or what was asked for does not fit."""
+
+
+class HubError(Glm53Error):
+    """A pack cannot be fetched from the Hugging Face Hub."""

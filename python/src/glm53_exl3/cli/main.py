@@ -11,12 +11,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from glm53_exl3 import __version__
-from glm53_exl3.cli import demo, quantize
+from glm53_exl3.cli import demo, plan, preflight, quantize
 from glm53_exl3.cli.console import stderr
 from glm53_exl3.errors import ExitCode, Glm53Error
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
+app.command("preflight")(preflight.preflight)
 app.command("quantize")(quantize.quantize)
 
 _SIGNALLED = 128

@@ -28,6 +28,9 @@ class ModelShape:
         num_experts: routed experts of a layer.
         moe_layers: indices of the decoder layers that have routed experts.
         mtp_layers: indices of the multi-token-prediction layers after them; a pack may leave these out.
+        num_layers: decoder layers, with and without routed experts.
+        experts_per_token: routed experts that one token runs through in a layer, 0 when it is not stated.
+        tied_embeddings: whether the output head is the embedding matrix, so that there is no `lm_head`.
     """
 
     architecture: str
@@ -36,6 +39,9 @@ class ModelShape:
     num_experts: int
     moe_layers: tuple[int, ...]
     mtp_layers: tuple[int, ...]
+    num_layers: int
+    experts_per_token: int = 0
+    tied_embeddings: bool = False
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -61,6 +67,9 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
         num_experts=num_experts,
         moe_layers=tuple(layer for layer in range(num_layers) if _is_moe(text, layer)),
         mtp_layers=tuple(range(num_layers, num_layers + num_mtp)),
+        num_layers=num_layers,
+        experts_per_token=_size(text, "num_experts_per_tok"),
+        tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
     )
 
 

@@ -1,0 +1,1 @@
+"""Packs and drafts from the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Facts about host and runtime, and the checks made of them."""
