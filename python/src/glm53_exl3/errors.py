@@ -89,3 +89,11 @@ class PlanError(Glm53Error):
 
 class HubError(Glm53Error):
     """A pack cannot be fetched from the Hugging Face Hub."""
+
+
+class CanaryError(Glm53Error):
+    """A server that has started does not compute what it should."""
+
+
+class SettingError(Glm53Error):
+    """A setting of `serve` that does not exist, has a wrong value, or breaks a rule."""
