@@ -53,6 +53,6 @@ def test_the_wheel_has_both_entry_points_and_its_data(unpacked: Path) -> None:
     (points,) = unpacked.glob("*.dist-info/entry_points.txt")
     text = points.read_text()
     assert "[vllm.general_plugins]\nglm53_exl3=glm53_exl3.engine:register" in text
-    assert "glm53-exl3=glm53_exl3.cli.main:main" in text
+    assert "glm53-exl3=glm53_exl3.cli.entry:main" in text
     for data in ("pins.json", "demo/faq.json", "demo/pack/config.json"):
         assert (unpacked / "glm53_exl3" / data).is_file(), data
