@@ -19,9 +19,10 @@ ALLOWED = {
     "probes": {"probes", "pack", "format"},
     "plan": {"plan", "probes", "pack", "format"},
     "hub": {"hub", "pack", "format"},
-    "serve": {"serve"},
+    "serve": {"serve", "demo", "plan", "probes", "pack", "format"},
     "demo": {"demo"},
-    "cli": {"cli", "demo", "serve", "quantize", "plan", "hub", "probes", "pack", "format"},
+    "bench": {"bench", "serve", "probes", "pack", "format"},
+    "cli": {"cli", "bench", "demo", "serve", "quantize", "plan", "hub", "probes", "pack", "format"},
 }
 TORCH = {"decode", "kernels", "engine", "quantize"}
 

@@ -69,7 +69,7 @@ def iter_sha256(
 
     def count(num_bytes: int) -> None:
         if stop.is_set():
-            raise _StoppedEarly
+            raise _StoppedEarlyError
         if progress is not None:
             progress(num_bytes)
 
@@ -83,7 +83,7 @@ def iter_sha256(
             pool.shutdown(cancel_futures=True)
 
 
-class _StoppedEarly(Exception):
+class _StoppedEarlyError(Exception):
     """Ends a reader whose result nobody waits for."""
 
 
