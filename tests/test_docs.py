@@ -54,3 +54,32 @@ def test_fenced_settings_of_the_readme_are_those_of_the_package() -> None:
 
     text = (ROOT / "README.md").read_text()
     assert set(re.findall(r"GLM53_EXL3_[A-Z]+", text)) == {settings.KERNEL_VARIABLE, settings.DECODE_VARIABLE}
+
+
+def rows_of_troubleshooting() -> list[str]:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return [
+        line for line in text.splitlines() if line.startswith("| ") and "---" not in line and "| test |" not in line
+    ]
+
+
+def test_every_report_has_a_row_with_a_test_or_needs_a_gpu() -> None:
+    numbers = [match[1] for row in rows_of_troubleshooting() if (match := re.match(r"\| (\d+) \|", row))]
+    assert numbers == [str(number) for number in range(1, 28)]
+    for row in rows_of_troubleshooting():
+        last = row.rstrip(" |").rpartition("| ")[2]
+        assert last == "needs a GPU" or last.startswith("`tests/"), row
+
+
+def test_tests_of_the_troubleshooting_exist() -> None:
+    for row in rows_of_troubleshooting():
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row):
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+
+
+def test_checks_of_the_troubleshooting_exist() -> None:
+    known = raised_ids()
+    known |= set(re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "preflight.md").read_text(), re.MULTILINE))
+    for row in rows_of_troubleshooting():
+        for name in re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", row):
+            assert name in known or name == "glm53-exl3", f"{name} in {row[:80]}"
