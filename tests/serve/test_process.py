@@ -16,7 +16,7 @@ import pytest
 
 from glm53_exl3.errors import PackError, ServerError
 from glm53_exl3.serve import ports, process
-from glm53_exl3.serve.argv import ServerOptions
+from glm53_exl3.serve.argv import ServerCommand
 from glm53_exl3.serve.process import ServerProcess
 from support.processes import family, survivors
 
@@ -40,13 +40,14 @@ time.sleep(60)
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ServerOptions:
-    return ServerOptions(model=tmp_path, served_name="m", port=ports.free_port())
+def port() -> int:
+    return ports.free_port()
 
 
-def child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(process, "vllm_command", lambda o: [sys.executable, "-c", code, str(o.port)])
+def child(monkeypatch: pytest.MonkeyPatch, port: int, code: str) -> ServerCommand:
+    """A command that runs `code` with the port as its argument."""
     monkeypatch.setattr(process, "STOP_SECONDS", 0.5)
+    return ServerCommand((sys.executable, "-c", code, str(port)), {}, f"http://127.0.0.1:{port}", "m")
 
 
 def wait_for_line(path: Path, text: str) -> None:
@@ -78,13 +79,11 @@ def stranger(port: int) -> Iterator[None]:
         server.server_close()
 
 
-def test_healthy_server_is_found_despite_a_proxy(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
-) -> None:
-    child(monkeypatch, SERVER)
+def test_healthy_server_is_found_despite_a_proxy(monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path) -> None:
+    command = child(monkeypatch, port, SERVER)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     phases: list[str] = []
-    with ServerProcess(options, tmp_path / "log", phases.append) as server:
+    with ServerProcess(command, tmp_path / "log", phases.append) as server:
         server.wait_healthy(20)
         pid = server.pid
     assert phases == ["importing vLLM", "loading weights"]
@@ -92,21 +91,19 @@ def test_healthy_server_is_found_despite_a_proxy(
 
 
 def test_child_and_grandchild_that_ignore_sigterm_are_killed(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path
 ) -> None:
-    child(monkeypatch, STUBBORN)
-    with ServerProcess(options, tmp_path / "log") as server:
+    command = child(monkeypatch, port, STUBBORN)
+    with ServerProcess(command, tmp_path / "log") as server:
         wait_for_line(tmp_path / "log", "ready")
         members = family(server.pid)
         assert len(members) == 2
     assert survivors(members, 5) == []
 
 
-def test_interruption_while_stopping_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
-) -> None:
-    child(monkeypatch, STUBBORN)
-    server = ServerProcess(options, tmp_path / "log")
+def test_interruption_while_stopping_leaves_nothing(monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path) -> None:
+    command = child(monkeypatch, port, STUBBORN)
+    server = ServerProcess(command, tmp_path / "log")
     server.start()
     wait_for_line(tmp_path / "log", "ready")
     members = family(server.pid)
@@ -121,37 +118,31 @@ def _interrupted(number: int) -> None:
     raise KeyboardInterrupt
 
 
-def test_server_of_somebody_else_is_not_ours(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
-) -> None:
-    child(monkeypatch, "import time; time.sleep(1); raise SystemExit(7)")
+def test_server_of_somebody_else_is_not_ours(monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path) -> None:
+    command = child(monkeypatch, port, "import time; time.sleep(1); raise SystemExit(7)")
     with (
-        stranger(options.port),
+        stranger(port),
         pytest.raises(ServerError, match="vLLM ended with code 7") as caught,
-        ServerProcess(options, tmp_path / "log") as server,
+        ServerProcess(command, tmp_path / "log") as server,
     ):
         server.wait_healthy(20)
     assert caught.value.id == "server-ended"
     assert str(tmp_path / "log") in caught.value.hint
 
 
-def test_own_error_in_the_log_is_the_reason(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
-) -> None:
+def test_own_error_in_the_log_is_the_reason(monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path) -> None:
     error = PackError("tensor-missing", "a.b.trellis is missing", expected="x", hint="fetch it")
     code = "from glm53_exl3.errors import PackError\n"
     code += f"raise PackError({error.id!r}, {error.what!r}, expected='x', hint={error.hint!r})"
-    child(monkeypatch, code)
-    with pytest.raises(ServerError) as caught, ServerProcess(options, tmp_path / "log") as server:
+    command = child(monkeypatch, port, code)
+    with pytest.raises(ServerError) as caught, ServerProcess(command, tmp_path / "log") as server:
         server.wait_healthy(20)
     assert str(caught.value) == str(error)
 
 
-def test_start_that_takes_too_long_names_its_phase(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
-) -> None:
-    child(monkeypatch, "import time; print('Starting to load model x', flush=True); time.sleep(60)")
-    with ServerProcess(options, tmp_path / "log") as server:
+def test_start_that_takes_too_long_names_its_phase(monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path) -> None:
+    command = child(monkeypatch, port, "import time; print('Starting to load model x', flush=True); time.sleep(60)")
+    with ServerProcess(command, tmp_path / "log") as server:
         wait_for_line(tmp_path / "log", "Starting")
         with pytest.raises(ServerError, match="while loading weights") as caught:
             server.wait_healthy(0.5)
@@ -159,10 +150,10 @@ def test_start_that_takes_too_long_names_its_phase(
 
 
 def test_log_that_cannot_be_written_does_not_stop_the_child(
-    monkeypatch: pytest.MonkeyPatch, options: ServerOptions, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, port: int, tmp_path: Path
 ) -> None:
-    child(monkeypatch, "for _ in range(20000): print('y' * 80)")
-    with ServerProcess(options, Path("/dev/full")) as server, pytest.raises(ServerError, match="ended with code 0"):
+    command = child(monkeypatch, port, "for _ in range(20000): print('y' * 80)")
+    with ServerProcess(command, Path("/dev/full")) as server, pytest.raises(ServerError, match="ended with code 0"):
         server.wait_healthy(20)
 
 

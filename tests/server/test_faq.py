@@ -34,13 +34,13 @@ def test_canary_expects_the_faq() -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_every_greedy_answer_is_right(server: ServerProcess, streaming: bool) -> None:
-    answers = ask_all(server.options.url, streaming=streaming)
+    answers = ask_all(server.command.url, streaming=streaming)
     assert len(answers) == len(QUESTIONS) >= 38
     assert CANARY.failures(answers) == []
 
 
 def test_client_that_disconnects_disturbs_nobody(server: ServerProcess) -> None:
-    url = server.options.url
+    url = server.command.url
 
     def leave_early(question: str) -> None:
         with openai_client(url) as client:

@@ -60,7 +60,7 @@ def test_cut_inside_a_hadamard_block_is_refused(pack: Path, start_server: Callab
     save_file(tensors, pack / "model.safetensors")
     config = json.loads((pack / "config.json").read_text())
     write_json(pack / "config.json", config | {"moe_intermediate_size": recipe.width})
-    error = refusal(start_server, model=pack, tensor_parallel_size=2)
+    error = refusal(start_server, model=pack, tensor_parallel=2)
     assert error.id == "shard-cut"
     assert "model.layers.1.mlp.experts.*.gate_proj.trellis" in error.what
     assert "64 a rank" in error.what

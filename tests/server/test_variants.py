@@ -23,8 +23,8 @@ UNQUANTIZED = Path(__file__).parents[2] / "tools" / "demo" / "checkpoint"
 
 @pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensor-parallel", "expert-parallel"])
 def test_two_ranks_give_the_same_answers(start_server: Callable[..., Any], expert_parallel: bool) -> None:
-    with start_server(tensor_parallel_size=2, expert_parallel=expert_parallel) as server:
-        answers = ask_all(server.options.url, streaming=False)
+    with start_server(tensor_parallel=2, expert_parallel=expert_parallel) as server:
+        answers = ask_all(server.command.url, streaming=False)
         log = server.log_path.read_text()
     assert CANARY.failures(answers) == []
     assert f"{4 if expert_parallel else 8} EXL3 experts, mcg, bits 2/2/2" in log
@@ -35,16 +35,16 @@ def test_torch_compile_and_decoding_for_every_batch_give_the_same_answers(
 ) -> None:
     monkeypatch.setenv("GLM53_EXL3_DECODE", "call")
     with start_server(enforce_eager=False) as server:
-        assert CANARY.failures(ask_all(server.options.url, streaming=False)) == []
+        assert CANARY.failures(ask_all(server.command.url, streaming=False)) == []
 
 
 def test_unquantized_model_gives_the_same_strings_and_ends_while_it_answers(start_server: Callable[..., Any]) -> None:
     with start_server(model=UNQUANTIZED) as server:
-        answers = ask_all(server.options.url, streaming=False)
+        answers = ask_all(server.command.url, streaming=False)
         everything = family(server.pid)
         with ExitStack() as clients:
             for question in QUESTIONS[:8]:
-                client = clients.enter_context(openai_client(server.options.url))
+                client = clients.enter_context(openai_client(server.command.url))
                 next(iter(long_stream(client, question)))
             started = time.monotonic()
             # vLLM itself waits for clients that still read; stopping it must not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -15,13 +16,14 @@ from glm53_exl3.demo import faq
 from glm53_exl3.demo.canary import Answer, load_canary
 from glm53_exl3.errors import ServerError
 from glm53_exl3.pack.inventory import read_inventory
-from glm53_exl3.serve.argv import ServerOptions
+from glm53_exl3.serve.argv import ServerCommand, build_command
 from glm53_exl3.serve.chat import openai_client, stream_answer
 from glm53_exl3.serve.ports import free_port, require_free
 from glm53_exl3.serve.process import ServerProcess
+from glm53_exl3.serve.setting_values import merge_settings
+from glm53_exl3.serve.settings import Settings
 
 _DEFAULT_QUESTION: Final = "What is EXL3?"
-_KV_CACHE_BYTES: Final = 64 * 2**20
 _START_SECONDS: Final = 300.0
 
 
@@ -42,42 +44,39 @@ def demo(
         return
     pack = faq.demo_pack()
     read_inventory(pack).require_sound()
-    options = demo_options(pack, require_free(port) if port else free_port())
+    command = demo_command(demo_settings(pack, require_free(port) if port else free_port()))
     log_path = Path(tempfile.mkdtemp(prefix="glm53-exl3-demo-")) / "vllm.log"
     stderr.print(f"vLLM's output goes to {log_path}")
     started = time.monotonic()
-    with ServerProcess(options, log_path, lambda phase: _show_phase(phase, started)) as server:
+    with ServerProcess(command, log_path, lambda phase: _show_phase(phase, started)) as server:
         server.wait_healthy(_START_SECONDS)
         _show_phase("ready", started)
-        _ask(options, question)
+        _ask(command, pack, question)
         if keep:
-            _keep_serving(options, server)
+            _keep_serving(server)
     shutil.rmtree(log_path.parent)
 
 
-def demo_options(pack: Path, port: int) -> ServerOptions:
-    """How the demo pack is served: small, eager, on loopback."""
-    return ServerOptions(
-        model=pack,
-        served_name=faq.SERVED_NAME,
-        port=port,
-        max_model_len_tokens=faq.MAX_MODEL_LEN_TOKENS,
-        max_num_seqs=16,
-        enforce_eager=True,
-        kv_cache_memory_bytes=_KV_CACHE_BYTES,
-    )
+def demo_settings(pack: Path, port: int) -> Settings:
+    """How the demo pack is served: the profile of `serve`, on loopback."""
+    return merge_settings({"profile": "demo", "pack": pack, "port": port}, {})
 
 
-def _ask(options: ServerOptions, question: str) -> None:
+def demo_command(settings: Settings) -> ServerCommand:
+    """The command for these settings in this environment."""
+    return build_command(settings, inherited=os.environ, num_cores=len(os.sched_getaffinity(0)))
+
+
+def _ask(command: ServerCommand, pack: Path, question: str) -> None:
     stderr.print(f"\nQ: {question}\nA: ", end="", markup=False)
     text, logprob = "", 0.0
-    for piece in stream_answer(openai_client(options.url), options.served_name, question):
+    for piece in stream_answer(openai_client(command.url), command.served_name, question):
         stdout.file.write(piece.text)
         stdout.file.flush()
         text, logprob = text + piece.text, logprob + piece.logprob
     stdout.file.write("\n")
     stdout.file.flush()
-    canary = load_canary(options.model)
+    canary = load_canary(pack)
     if canary.expected(question) is None:
         stderr.print("(not a question of the FAQ, so no answer is known to be right; see --list)")
         return
@@ -92,8 +91,8 @@ def _ask(options: ServerOptions, question: str) -> None:
     stderr.print("(the right words, with the right probability)")
 
 
-def _keep_serving(options: ServerOptions, server: ServerProcess) -> None:
-    stderr.print(f"\nserving {options.served_name} at {options.url}/v1 until Ctrl-C")
+def _keep_serving(server: ServerProcess) -> None:
+    stderr.print(f"\nserving {server.command.served_name} at {server.command.url}/v1 until Ctrl-C")
     server.wait_ended()
 
 

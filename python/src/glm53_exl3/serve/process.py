@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from glm53_exl3.errors import ServerError
-from glm53_exl3.serve.argv import ServerOptions, vllm_command, vllm_environment
+from glm53_exl3.serve.argv import ServerCommand
 from glm53_exl3.serve.log_lines import PHASES, find_error, phase_index
 
 _POLL_SECONDS: Final = 0.2
@@ -34,15 +34,15 @@ class ServerProcess:
     """One `vllm serve`, as a context manager.
 
     Args:
-        options: what to serve and where.
+        command: how vLLM is started, and where it answers then.
         log_path: file that receives everything vLLM prints.
         on_phase: called with the name of each phase of the start as it begins.
     """
 
     def __init__(
-        self, options: ServerOptions, log_path: Path, on_phase: Callable[[str], None] = lambda phase: None
+        self, command: ServerCommand, log_path: Path, on_phase: Callable[[str], None] = lambda phase: None
     ) -> None:
-        self.options = options
+        self.command = command
         self.log_path = log_path
         self._on_phase = on_phase
         self._phase = 0
@@ -75,8 +75,8 @@ class ServerProcess:
         """Start vLLM; returns at once."""
         self._on_phase(PHASES[0][0])
         self._process = subprocess.Popen(
-            vllm_command(self.options),
-            env=vllm_environment(self.options, os.environ, len(os.sched_getaffinity(0))),
+            self.command.argv,
+            env=self.command.whole_environment(os.environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -137,10 +137,11 @@ class ServerProcess:
     def _healthy(self) -> bool:
         """Whether our server answers, and not another one that took the port first."""
         try:
-            with _DIRECT.open(f"{self.options.url}/health", timeout=_REQUEST_SECONDS):
+            with _DIRECT.open(f"{self.command.url}/health", timeout=_REQUEST_SECONDS):
                 pass
-            with _DIRECT.open(f"{self.options.url}/v1/models", timeout=_REQUEST_SECONDS) as answer:
-                return any(model["id"] == self.options.served_name for model in json.load(answer)["data"])
+            models = urllib.request.Request(f"{self.command.url}/v1/models", headers=self.command.headers)
+            with _DIRECT.open(models, timeout=_REQUEST_SECONDS) as answer:
+                return any(model["id"] == self.command.served_name for model in json.load(answer)["data"])
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             return False
 

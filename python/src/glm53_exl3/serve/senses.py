@@ -1,0 +1,39 @@
+"""How the supervisor learns of a server: its HTTP endpoints, asked directly whatever proxy is set."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from typing import Final
+
+from glm53_exl3.serve.watch import EngineState, parse_metrics
+
+_REQUEST_SECONDS: Final = 2.0
+#: A proxy of the environment must not be asked for a server on this machine.
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def is_healthy(url: str, served_name: str, api_key: str | None = None) -> bool:
+    """Whether our server answers, and not another one that took the port first."""
+    try:
+        _get(f"{url}/health", None)
+        models = json.loads(_get(f"{url}/v1/models", api_key))
+        return any(model["id"] == served_name for model in models["data"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return False
+
+
+def engine_state(url: str) -> EngineState | None:
+    """State of the engine, None when there is no answer."""
+    try:
+        return parse_metrics(_get(f"{url}/metrics", None).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def _get(address: str, api_key: str | None) -> bytes:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with _DIRECT.open(urllib.request.Request(address, headers=headers), timeout=_REQUEST_SECONDS) as answer:
+        content: bytes = answer.read()
+    return content
