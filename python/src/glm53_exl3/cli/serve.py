@@ -149,7 +149,8 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
         canary=(lambda: run_canary(command.url, command.served_name, settings.pack, key)) if settings.canary else None,
     )
     vigilance = Vigilance(
-        floor_bytes=int(settings.floor * GIB),
+        # The plan leaves the whole floor; what the host itself takes and gives back must not end a server.
+        floor_bytes=int(settings.floor * GIB / 2),
         watchdog_seconds=settings.watchdog,
         stop_seconds=settings.limit_stop,
         phase_limits=phase_limits(settings),

@@ -126,7 +126,7 @@ class Settings:
         default=_CHAT.floor,
         metadata=_about(
             "number",
-            "Host memory that stays free; the server is ended when less is available.",
+            "Host memory that the plan leaves free; when half of it is left, the server is ended.",
             unit="GiB",
             minimum=0,
             maximum=1024,
