@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
+from safetensors.torch import load_file, save_file
 
 from glm53_exl3.demo.faq import demo_pack, load_faq
 from glm53_exl3.serve.ports import free_port
-from support.packs import edit_tensors
 from support.processes import family, survivors
 
 PROGRAM = Path(sys.executable).with_name("glm53-exl3")
@@ -121,13 +121,10 @@ def test_serve_is_ready_after_its_canary_answers_with_the_key_and_ends_on_sigter
 @pytest.mark.timeout(600)
 def test_serve_refuses_a_pack_that_computes_wrongly_with_the_code_of_the_canary(tmp_path: Path) -> None:
     pack = shutil.copytree(demo_pack(), tmp_path / "pack")
-
-    def flip(tensors: dict) -> None:
-        for name, tensor in tensors.items():
-            if name.endswith("down_proj.trellis"):
-                tensors[name] = ~tensor
-
-    edit_tensors(pack, flip)
+    (shard,) = pack.glob("*.safetensors")
+    tensors = load_file(shard)
+    flipped = {name: ~tensor if name.endswith("down_proj.trellis") else tensor for name, tensor in tensors.items()}
+    save_file(flipped, shard)
     with serving(tmp_path, pack) as running:
         code = running.process.wait(START_SECONDS)
         assert code == 69, running.text()

@@ -87,10 +87,6 @@ class PlanError(Glm53Error):
     """A memory plan cannot be made, or what was asked for does not fit."""
 
 
-class HubError(Glm53Error):
-    """A pack cannot be fetched from the Hugging Face Hub."""
-
-
 class CanaryError(Glm53Error):
     """A server that has started does not compute what it should."""
 

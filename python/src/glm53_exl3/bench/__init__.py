@@ -1,0 +1,1 @@
+"""Measure a running server, write down under which conditions, and compare two such receipts."""
