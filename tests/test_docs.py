@@ -50,10 +50,11 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 
 def test_fenced_settings_of_the_readme_are_those_of_the_package() -> None:
+    from glm53_exl3.hub.folder import PACKS_VARIABLE
     from glm53_exl3.kernels import settings
 
     text = (ROOT / "README.md").read_text()
-    assert set(re.findall(r"GLM53_EXL3_[A-Z]+", text)) == {settings.KERNEL_VARIABLE, settings.DECODE_VARIABLE}
+    assert set(re.findall(r"GLM53_EXL3_[A-Z]+", text)) == {settings.KERNEL_VARIABLE, settings.DECODE_VARIABLE, PACKS_VARIABLE}
 
 
 def rows_of_troubleshooting() -> list[str]:
