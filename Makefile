@@ -40,9 +40,12 @@ format: $(STAMP) ## Rewrite the sources in the project's style.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Speed of decoder and encoder, time and memory of the demo, on this machine.
+bench: $(STAMP) ## Speed of decoder, encoder, verify and loader, time and memory of the demo, on this machine.
 	$(BIN)/python tests/bench/bench_decode.py
 	$(BIN)/python tests/bench/bench_demo.py
+	$(BIN)/python tests/bench/bench_verify.py
+	$(BIN)/python tests/bench/bench_client.py
+	$(BIN)/python tests/bench/bench_load.py
 
 # Compiled by all cores afterwards; some packages hold templates that are no Python, hence no check of its result.
 # torch first and alone: which index has it differs between machines.

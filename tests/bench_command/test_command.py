@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glm53_exl3.bench.receipt import read_receipt, write_receipt
-from glm53_exl3.cli.main import app
+from glm53_exl3.cli.main import application
 from glm53_exl3.errors import Glm53Error
 from support.openai_server import Behaviour, openai_server
 from support.receipts import changed, level, receipt
@@ -137,7 +137,7 @@ def test_a_users_mistake_is_named_before_anything_is_measured(
     behaviour: Behaviour, arguments: tuple[str, ...], error: str
 ) -> None:
     with openai_server(behaviour) as url:
-        done = CliRunner().invoke(app, ["bench", "serve", "--url", url, *arguments])
+        done = CliRunner().invoke(application(), ["bench", "serve", "--url", url, *arguments])
     assert isinstance(done.exception, Glm53Error)
     assert done.exception.id == error
     assert done.exception.hint
@@ -159,7 +159,7 @@ def test_a_users_mistake_is_named_before_anything_is_measured(
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(app, ["bench", *arguments])
+    done = CliRunner().invoke(application(), ["bench", *arguments])
     assert done.exit_code == 2
     assert "Usage: " in done.stderr
 

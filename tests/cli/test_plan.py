@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from glm53_exl3.cli.main import app
+from glm53_exl3.cli.main import application
 from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.errors import PlanError
 from support.synthetic_pack import write_synthetic_pack
@@ -21,7 +21,7 @@ def k2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_json(*arguments: str) -> tuple[dict, int]:
-    result = CliRunner().invoke(app, ["plan", *arguments, "--json"])
+    result = CliRunner().invoke(application(), ["plan", *arguments, "--json"])
     return json.loads(result.stdout), result.exit_code
 
 
@@ -46,14 +46,16 @@ def test_a_plan_without_room_exits_with_1_names_the_memory_and_prints_no_flags(k
     assert code == 1
     assert [problem["id"] for problem in plan["problems"]] == ["plan-memory"]
     assert plan["arguments"] == []
-    result = CliRunner().invoke(app, ["plan", str(k2), "--memory", "96"])
+    result = CliRunner().invoke(application(), ["plan", str(k2), "--memory", "96"])
     assert result.exit_code == 1
     assert "error: plan-memory:" in result.stderr
     assert "vllm serve" not in result.stdout
 
 
 def test_the_text_shows_every_part_and_a_command_to_paste() -> None:
-    result = CliRunner().invoke(app, ["plan", str(demo_pack()), "--memory", "24", "--floor", "1", "--context", "512"])
+    result = CliRunner().invoke(
+        application(), ["plan", str(demo_pack()), "--memory", "24", "--floor", "1", "--context", "512"]
+    )
     assert result.exit_code == 0, result.stderr
     for part in ("weights", "KV cache", "to stay free", "headroom", "MemFree", "longest context that fits"):
         assert part in result.stdout
@@ -88,7 +90,7 @@ def test_a_draft_model_is_read_from_its_folder(k2: Path, tmp_path: Path) -> None
     ],
 )
 def test_options_that_contradict_each_other_are_refused(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["plan", str(demo_pack()), *arguments])
+    result = CliRunner().invoke(application(), ["plan", str(demo_pack()), *arguments])
     assert isinstance(result.exception, PlanError)
     assert result.exception.id == "plan-option"
     assert "glm53-exl3" in result.exception.hint

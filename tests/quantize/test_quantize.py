@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from glm53_exl3.cli.main import app
+from glm53_exl3.cli.main import application
 from glm53_exl3.cli.quantize import parse_layer_bits
 from glm53_exl3.decode import decode_trellis, dequantize, quantize
 from glm53_exl3.errors import FormatError, Glm53Error, PackError
@@ -257,7 +257,9 @@ def test_layer_bits_list() -> None:
 
 def test_command_writes_a_pack_and_prints_its_folder(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
-    result = CliRunner().invoke(app, ["quantize", str(source), str(target), "--bits", "3", "--layer-bits", "1=4"])
+    result = CliRunner().invoke(
+        application(), ["quantize", str(source), str(target), "--bits", "3", "--layer-bits", "1=4"]
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == str(target)
     read_inventory(target).require_sound()

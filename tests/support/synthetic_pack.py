@@ -3,11 +3,11 @@
 Names and shapes of the routed experts are those of the published pack. Those of everything else were derived from the
 model code (vLLM 0.32.0's `models/glm5next` and transformers' `Glm5NextConfig`), because no header of the real pack
 was at hand. How its tensors are spread over the 120 shards is a guess. That all of them are BF16 is one too, but the
-files of the pack come out at its published size to one part in a million, and 0.07 % larger with F32 for those that
-vLLM keeps in F32.
+files of the pack come out at its published size to one part in a hundred thousand, and 0.07 % larger with F32 for
+those that vLLM keeps in F32.
 
-Every tensor reads as zeros except the codebook markers, which hold their value. A pack takes about 180 MB of disk,
-nearly all of it one block a marker.
+Every tensor reads as zeros except the codebook markers, which hold their value. A pack takes
+about 36 MB of disk, 190 MB when the markers are scattered.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from support.packs import MCG, PROJECTIONS, write_json
 
+INDEX_FILE: Final = "model.safetensors.index.json"
 NUM_SHARDS: Final = 120
 NUM_LAYERS: Final = 45
 MTP_LAYER: Final = NUM_LAYERS
@@ -40,6 +41,7 @@ _STREAMS = 4
 _DENSE_WIDTH = 12_288
 _VISION_DEPTH, _VISION_HIDDEN, _VISION_WIDTH, _VISION_HEAD_DIM = 24, 1024, 4096, 64
 _VISION_OUT, _VISION_CONTEXT, _PATCH = HIDDEN, 10_240, 14
+_DTYPE_ORDER: Final = ("I32", "BF16", "F16", "I16")
 _DTYPE_BYTES: Final = {"I16": 2, "F16": 2, "BF16": 2, "I32": 4}
 
 
@@ -59,10 +61,12 @@ class Stub(NamedTuple):
         return size
 
 
-def write_synthetic_pack(directory: Path, mixed: bool = False) -> Path:
+def write_synthetic_pack(directory: Path, mixed: bool = False, scattered: bool = False) -> Path:
     """Write the pack in about two seconds; `mixed` gives six layers three bits.
 
     Shards are filled in the order of the tensors to about the same size, so a layer's experts span three of them.
+    Within a shard tensors lie as the safetensors library writes them, markers side by side; with `scattered` each
+    marker lies beside its trellis.
     """
     directory.mkdir(parents=True)
     bits = {layer: 3 if mixed and layer in MIXED_LAYERS else 2 for layer in range(DENSE_LAYERS, MTP_LAYER + 1)}
@@ -71,11 +75,9 @@ def write_synthetic_pack(directory: Path, mixed: bool = False) -> Path:
     weight_map: dict[str, str] = {}
     for number, held in enumerate(_in_shards(stubs, total), start=1):
         shard = f"model-{number:05}-of-{NUM_SHARDS:05}.safetensors"
-        write_stub_shard(directory / shard, held)
+        write_stub_shard(directory / shard, held, scattered)
         weight_map |= dict.fromkeys((stub.name for stub in held), shard)
-    write_json(
-        directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
-    )
+    write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
     stated: dict[str, Any] = {
         "quant_method": "exl3",
         "bits": 2,
@@ -88,15 +90,16 @@ def write_synthetic_pack(directory: Path, mixed: bool = False) -> Path:
     write_json(directory / "generation_config.json", {"eos_token_id": [154_820, 154_827, 154_829]})
     write_json(directory / "tokenizer.json", {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
     write_json(directory / "tokenizer_config.json", {"model_max_length": 1_048_576})
+    write_json(directory / "preprocessor_config.json", {"image_processor_type": "Glm5NextImageProcessor"})
     (directory / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     return directory
 
 
-def write_stub_shard(path: Path, stubs: list[Stub]) -> None:
-    """One shard whose data are holes but for the markers."""
+def write_stub_shard(path: Path, stubs: list[Stub], scattered: bool = False) -> None:
+    """One shard whose data are holes but for the markers; sorted as the safetensors library does unless `scattered`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end, markers = 0, []
-    for stub in stubs:
+    for stub in stubs if scattered else sorted(stubs, key=lambda stub: (_DTYPE_ORDER.index(stub.dtype), stub.name)):
         if stub.name.endswith(".mcg"):
             markers.append(end)
         header[stub.name] = {"dtype": stub.dtype, "shape": stub.shape, "data_offsets": (end, end + stub.num_bytes)}
@@ -120,6 +123,39 @@ def read_stubs(path: Path) -> list[Stub]:
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return [Stub(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()]
+
+
+def link_pack(pack: Path, directory: Path) -> Path:
+    """A copy of a pack that shares its shards until :func:`change_shard` writes one anew."""
+    directory.mkdir(parents=True)
+    for path in pack.iterdir():
+        if path.suffix == ".safetensors":
+            os.link(path, directory / path.name)
+        else:
+            (directory / path.name).write_bytes(path.read_bytes())
+    return directory
+
+
+def shard_of(pack: Path, name: str) -> Path:
+    """The shard that the index names for a tensor."""
+    index = json.loads((pack / INDEX_FILE).read_text())
+    return pack / index["weight_map"][name]
+
+
+def change_shard(path: Path, change: Callable[[list[Stub]], list[Stub]]) -> None:
+    """Write a shard anew with other tensors; the index follows, if there is one."""
+    before = read_stubs(path)
+    after = change(before)
+    path.unlink()
+    write_stub_shard(path, after)
+    index_path = path.parent / INDEX_FILE
+    if index_path.exists():
+        index = json.loads(index_path.read_text())
+        for stub in before:
+            index["weight_map"].pop(stub.name)
+        index["weight_map"] |= dict.fromkeys((stub.name for stub in after), path.name)
+        index["metadata"]["total_size"] += sum(s.num_bytes for s in after) - sum(s.num_bytes for s in before)
+        write_json(index_path, index)
 
 
 def expert_stubs(layer: int, bits: int) -> Iterator[Stub]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import traceback
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from glm53_exl3 import __version__
-from glm53_exl3.cli import demo, plan, preflight, quantize
-from glm53_exl3.cli.console import stderr
 from glm53_exl3.errors import ExitCode, Glm53Error
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("demo")(demo.demo)
-app.command("plan")(plan.plan)
-app.command("preflight")(preflight.preflight)
-app.command("quantize")(quantize.quantize)
-
+#: The commands; `cli/NAME.py` has a function of that name, or an `app` with commands of its own.
+COMMANDS: Final = ("bench", "demo", "fetch", "inspect", "plan", "preflight", "quantize", "serve", "verify")
 _SIGNALLED = 128
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,7 +26,23 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def application(named: str = "") -> typer.Typer:
+    """The command line.
+
+    Args:
+        named: the command that is wanted; no other is imported then. All of them for any other text.
+    """
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(options)
+    for name in [named] if named in COMMANDS else COMMANDS:
+        module = importlib.import_module(f"glm53_exl3.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
 def options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
@@ -45,13 +56,15 @@ def main() -> None:
     for number in _ENDING:
         signal.signal(number, _exit_on_signal)
     try:
-        app()
+        application(next(iter(sys.argv[1:]), ""))()
     except Glm53Error as error:
+        from glm53_exl3.cli.console import stderr
+
         stderr.print(error.render(), markup=False)
         sys.exit(error.exit_code)
     except Exception:
         traceback.print_exc()
-        stderr.print("\nerror: internal: this is a bug of glm53-exl3\n\nhint: report it with the lines above")
+        sys.stderr.write("\nerror: internal: this is a bug of glm53-exl3\n\nhint: report it with the lines above\n")
         sys.exit(ExitCode.BUG)
 
 

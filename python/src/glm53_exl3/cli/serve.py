@@ -38,13 +38,13 @@ or preflight refuse, 69 a wrong first answer, 70 a bug of ours, 75 too little me
 """
 
 
-def serve_command() -> Callable[..., None]:
+def _command_of_settings() -> Callable[..., None]:
     """The command, with one option for each setting."""
 
-    def serve(**given: Any) -> None:
+    def command(**given: Any) -> None:
         run(given)
 
-    serve.__doc__ = _HELP
+    command.__doc__ = _HELP
     parameters = [
         _parameter("pack", Path | None, typer.Argument(metavar="PACK", help="Folder of the pack.")),
         _parameter("extra", list[str] | None, typer.Argument(metavar="[-- VLLM ARGUMENTS]", help="For vLLM.")),
@@ -52,9 +52,9 @@ def serve_command() -> Callable[..., None]:
         _parameter("show", bool, typer.Option("--print", help="Print command and environment and exit."), False),
     ]
     parameters += [_of_setting(spec) for spec in settings_schema() if spec.key not in ("pack", "extra")]
-    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    serve.__annotations__ = {each.name: each.annotation for each in parameters}
-    return serve
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def run(given: dict[str, Any]) -> None:
@@ -184,3 +184,6 @@ def _parameter(name: str, kind: Any, declared: Any, default: Any = None) -> insp
     return inspect.Parameter(
         name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, declared]
     )
+
+
+serve = _command_of_settings()

@@ -9,9 +9,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from glm53_exl3.format.names import layer_index
+from glm53_exl3.format.tensors import BIAS
 from glm53_exl3.pack.inventory import Inventory
 from glm53_exl3.pack.safetensors_header import StoredTensor
 
@@ -35,12 +36,12 @@ Kind = Literal[
 #: architectures which have neither KDA nor MLA, `mtp` all of the multi-token-prediction layers.
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
+_EXPERTS: Final = ".experts."
 _VISION: Final = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
 _HEAD: Final = "lm_head"
 _EMBEDDINGS: Final = "embed_tokens"
 #: What a name has in it, the first that fits; of a tensor of a decoder layer and of any other.
 _IN_LAYER: Final[tuple[tuple[str, Kind], ...]] = (
-    (".experts.", "routed_experts"),
     (".shared_expert", "shared_experts"),
     (".mlp.gate.", "router"),
     ("e_score_correction_bias", "router"),
@@ -76,6 +77,8 @@ class Census:
         mtp_active_bytes: bytes that one MTP draft pass reads; it runs the output head once more.
         num_tensors: tensors of all kinds.
         num_weights: elements of all weights, of an EXL3 linear those of the matrix it stands for.
+        exl3_bytes: tensors of EXL3 linears, scales and markers included.
+        exl3_weights: elements of the matrices they stand for.
     """
 
     bytes_by_kind: Mapping[Kind, int]
@@ -86,6 +89,8 @@ class Census:
     mtp_active_bytes: int
     num_tensors: int
     num_weights: int
+    exl3_bytes: int
+    exl3_weights: int
 
     @property
     def active_bytes_per_token(self) -> int:
@@ -97,6 +102,11 @@ class Census:
         """Stored bits a weight over the whole pack, scales and markers included."""
         return 8 * self.total_bytes / self.num_weights if self.num_weights else 0.0
 
+    @property
+    def exl3_bits_per_weight(self) -> float:
+        """Stored bits a weight of the EXL3 linears, scales and markers included; 0 when there are none."""
+        return 8 * self.exl3_bytes / self.exl3_weights if self.exl3_weights else 0.0
+
 
 def census(inventory: Inventory) -> Census:
     """Count a pack.
@@ -105,14 +115,10 @@ def census(inventory: Inventory) -> Census:
     say how many), of the embeddings one row, and everything else once. The vision tower reads nothing while text is
     decoded. Where the output head is tied to the embeddings, they are read whole.
     """
-    by_layer: dict[int | None, list[StoredTensor]] = defaultdict(list)
-    for tensor in inventory.tensors.values():
-        by_layer[_layer_of(tensor.name)].append(tensor)
     mtp_layers = frozenset(inventory.shape.mtp_layers if inventory.shape else ())
     stored: Counter[Kind] = Counter()
     mtp_parts: Counter[Kind] = Counter()
-    for layer, tensors in by_layer.items():
-        counted = _count(tensors) if layer is not None else _count_outside(tensors)
+    for layer, counted in _bytes_by_layer(inventory).items():
         if layer in mtp_layers:
             mtp_parts += counted
             stored["mtp"] += sum(counted.values())
@@ -121,6 +127,8 @@ def census(inventory: Inventory) -> Census:
     active = _active(stored, inventory)
     mtp = stored["mtp"]
     total = sum(stored.values())
+    exl3_bytes, plain_weights = _exl3_bytes_and_plain_weights(inventory)
+    exl3_weights = sum(module.in_features * module.out_features for module in inventory.modules.values())
     return Census(
         bytes_by_kind={kind: stored[kind] for kind in KINDS if stored[kind]},
         active_bytes_by_kind=active,
@@ -129,8 +137,40 @@ def census(inventory: Inventory) -> Census:
         mtp_bytes=mtp,
         mtp_active_bytes=_mtp_active(mtp_parts, active, inventory) if mtp else 0,
         num_tensors=len(inventory.tensors),
-        num_weights=_num_weights(inventory),
+        num_weights=plain_weights + exl3_weights,
+        exl3_bytes=exl3_bytes,
+        exl3_weights=exl3_weights,
     )
+
+
+def _bytes_by_layer(inventory: Inventory) -> dict[int | None, Counter[Kind]]:
+    """Bytes by kind of each layer, and under None of what belongs to no layer."""
+    by_layer: dict[int | None, list[StoredTensor]] = defaultdict(list)
+    expert_bytes: Counter[str] = Counter()
+    for name, tensor in inventory.tensors.items():
+        owner, found, _ = name.partition(_EXPERTS)
+        if found:
+            expert_bytes[owner] += tensor.num_bytes
+        else:
+            by_layer[_layer_of(name)].append(tensor)
+    parts = {
+        layer: _count(tensors) if layer is not None else _count_outside(tensors) for layer, tensors in by_layer.items()
+    }
+    for owner, num_bytes in expert_bytes.items():
+        parts.setdefault(layer_index(owner), Counter())["routed_experts"] += num_bytes
+    return parts
+
+
+def _exl3_bytes_and_plain_weights(inventory: Inventory) -> tuple[int, int]:
+    """Bytes of the tensors of EXL3 linears, and elements of all other tensors."""
+    exl3_bytes = plain_weights = 0
+    for name, tensor in inventory.tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if module in inventory.modules and suffix != BIAS:
+            exl3_bytes += tensor.num_bytes
+        else:
+            plain_weights += math.prod(tensor.shape)
+    return exl3_bytes, plain_weights
 
 
 def _layer_of(name: str) -> int | None:
@@ -212,11 +252,36 @@ def _num_embeddings(inventory: Inventory) -> int:
     )
 
 
-def _num_weights(inventory: Inventory) -> int:
-    modules = inventory.modules
-    plain = sum(
-        math.prod(tensor.shape)
-        for name, tensor in inventory.tensors.items()
-        if name.rpartition(".")[0] not in modules or name.endswith(".bias")
-    )
-    return plain + sum(module.in_features * module.out_features for module in modules.values())
+class LayerRange(NamedTuple):
+    """Neighbouring layers whose routed experts are stored alike.
+
+    Attributes:
+        first, last: layer indices.
+        bits: bits of gate, up and down; empty where the experts are ordinary weights.
+        codebook: codebook of all three, empty where the experts are ordinary weights.
+        is_mtp: whether they are multi-token-prediction layers.
+    """
+
+    first: int
+    last: int
+    bits: tuple[int, ...]
+    codebook: str
+    is_mtp: bool
+
+
+def layer_ranges(inventory: Inventory) -> list[LayerRange]:
+    """The layers of routed experts of a pack in their order, neighbours that are alike in one."""
+    mtp = frozenset(inventory.shape.mtp_layers if inventory.shape else ())
+    single = [
+        LayerRange(layer.layer, layer.layer, layer.bits, layer.projections["gate_proj"].codebook, layer.layer in mtp)
+        for layer in inventory.layers.values()
+    ]
+    single += [LayerRange(layer, layer, (), "", layer in mtp) for layer in set(inventory.plain_blocks.values())]
+    ranges: list[LayerRange] = []
+    for one in sorted(single):
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last + 1 == one.first and before[2:] == one[2:]:
+            ranges[-1] = before._replace(last=one.last)
+        else:
+            ranges.append(one)
+    return ranges

@@ -5,18 +5,23 @@ The vLLM plugin, the demo and every pack tool read packs through :func:`read_inv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm53_exl3.errors import Glm53Error, PackError
-from glm53_exl3.format.names import PROJECTIONS, parse_expert, split_tensor
+from glm53_exl3.format.names import PROJECTIONS
 from glm53_exl3.format.quantization_config import KEY, QuantizationFields, parse_quantization_config
 from glm53_exl3.pack import files
+from glm53_exl3.pack.damage import DamageError
+from glm53_exl3.pack.experts import ExpertPlace, expert_places
 from glm53_exl3.pack.model_shape import ModelShape, model_shape
-from glm53_exl3.pack.modules import LinearModule, exl3_modules
+from glm53_exl3.pack.modules import GroupedTensors, LinearModule, exl3_modules, group_tensors
 from glm53_exl3.pack.moe_layers import MoELayer, moe_layers
+from glm53_exl3.pack.regular_blocks import split_blocks
 from glm53_exl3.pack.safetensors_header import StoredTensor, read_header
 
 
@@ -33,6 +38,10 @@ class Inventory:
         layers: every sound layer of routed EXL3 experts by block name.
         plain_blocks: blocks of routed experts that are stored as ordinary weights, with their layer index.
         faults: what is wrong, worst first; empty for a sound pack.
+        config: `config.json`.
+        index: the index, None when the pack has none.
+        shards: the shards whose headers were read.
+        unlisted: tensors that the index does not name although it names their shard. vLLM loads them nevertheless.
     """
 
     directory: Path
@@ -43,6 +52,10 @@ class Inventory:
     layers: Mapping[str, MoELayer]
     plain_blocks: Mapping[str, int]
     faults: tuple[Glm53Error, ...] = field(default=())
+    config: Mapping[str, Any] = field(default_factory=dict)
+    index: files.PackIndex | None = None
+    shards: tuple[Path, ...] = ()
+    unlisted: tuple[str, ...] = ()
 
     def require_sound(self) -> None:
         """Raise the worst fault, if there is one.
@@ -58,44 +71,104 @@ class Inventory:
         raise PackError(worst.id, what, expected=worst.expected, found=worst.found, hint=worst.hint)
 
 
+@dataclass
+class _Stored:
+    """What the headers of all shards hold."""
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    shards: list[Path] = field(default_factory=list)
+    faults: list[Glm53Error] = field(default_factory=list)
+    #: Tensors that are in the shard which the index names, and those that are not.
+    num_placed: int = 0
+    elsewhere: list[StoredTensor] = field(default_factory=list)
+
+
 def read_inventory(directory: Path) -> Inventory:
     """Read the headers of all shards of a pack.
 
     Faults of single tensors are collected in :attr:`Inventory.faults`; only what makes the folder unreadable as a
-    pack is raised.
+    pack is raised. What follows from another fault, as the tensors of a shard that is not there, is not a fault again.
 
     Raises:
         PackError: no `config.json` or no shard, or a file that is not JSON.
         FormatError: the `quantization_config` is not one of EXL3.
     """
+    with without_collection():
+        return _read_inventory(directory)
+
+
+def _read_inventory(directory: Path) -> Inventory:
     config = files.read_json(directory / files.CONFIG_FILE)
     stated = parse_quantization_config(_quantization_config(directory, config))
-    index = files.read_index(directory)
-    present, missing = files.shard_paths(directory, index)
-    faults: list[Glm53Error] = [files.missing_shard(path) for path in missing]
-    tensors: dict[str, StoredTensor] = {}
-    for path in present:
-        try:
-            header = read_header(path)
-        except Glm53Error as fault:
-            faults.append(fault)
-            continue
-        for tensor in header:
-            if tensor.name in tensors:
-                faults.append(_doubled(tensor, tensors[tensor.name]))
-            tensors[tensor.name] = tensor
-    if not faults:
-        faults += _index_faults(tensors, index)
-    modules, broken_modules = exl3_modules(tensors.values())
     shape = model_shape(config)
-    layers, broken_layers = moe_layers(modules, shape, stated)
-    plain, broken_plain = _plain_blocks(tensors, shape)
+    index = files.read_pack_index(directory)
+    weight_map = None if index is None else index.weight_map
+    paths, missing = files.shard_paths(directory, weight_map)
+    stored = _read_headers(paths, weight_map or {})
+    faults: list[Glm53Error] = [files.missing_shard(path) for path in missing] + stored.faults
+    unplaced: Collection[str] = ()
+    unlisted: list[str] = []
+    if weight_map is not None:
+        if stored.num_placed != len(weight_map):
+            unplaced = weight_map.keys() - stored.tensors.keys()
+            faults += _index_faults(stored, weight_map)
+        unlisted = [tensor.name for tensor in stored.elsewhere if tensor.name not in weight_map]
+    # Modules of which the faults above tell already that they are incomplete.
+    lost = frozenset(name.rpartition(".")[0] for name in unplaced)
+    num_experts = shape.num_experts if shape else None
+    regular, others = ({}, stored.tensors.values()) if lost else split_blocks(stored.tensors, num_experts)
+    grouped = group_tensors(others)
+    modules, broken_modules = exl3_modules(grouped, lost)
+    places = expert_places([*grouped.exl3, *grouped.beside, *lost])
+    broken = lost | (grouped.exl3.keys() - modules.keys())
+    layers, broken_layers = moe_layers(modules, shape, stated, regular, places, broken)
+    for block in regular.values():
+        modules.update((module.name, module) for experts in block.experts.values() for module in experts)
+    present_layers = {block.layer for block in regular.values()} | {place.layer for place in places.values()}
+    plain, broken_plain = _plain_blocks(grouped, shape, places, lost)
     faults += broken_modules + broken_layers + broken_plain + _ambiguous(layers)
     if not faults and not modules:
         faults.append(_no_trellis(directory))
-    if not faults:
-        faults += _absent_layers(layers, plain, shape, stated)
-    return Inventory(directory, shape, stated, tensors, modules, layers, plain, tuple(faults))
+    faults += _absent_layers(present_layers, shape, stated)
+    return Inventory(
+        directory, shape, stated, stored.tensors, modules, layers, plain, tuple(faults),
+        config, index, tuple(stored.shards), tuple(unlisted),
+    )  # fmt: skip
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Suspend the cyclic garbage collector, which would look at half a million living objects again and again."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _read_headers(paths: list[Path], weight_map: Mapping[str, str]) -> _Stored:
+    stored = _Stored()
+    for path in paths:
+        try:
+            header = read_header(path)
+        except Glm53Error as fault:
+            stored.faults.append(fault)
+            continue
+        stored.shards.append(path)
+        names = [tensor.name for tensor in header]
+        if not stored.tensors.keys().isdisjoint(names):
+            pairs = [(tensor, stored.tensors[tensor.name]) for tensor in header if tensor.name in stored.tensors]
+            stored.faults += [_doubled(tensor, other) for tensor, other in pairs]
+        stored.tensors.update(zip(names, header, strict=True))
+        shard = path.name
+        num_placed = list(map(weight_map.get, names)).count(shard)
+        stored.num_placed += num_placed
+        if num_placed != len(header):
+            stored.elsewhere += [tensor for tensor in header if weight_map.get(tensor.name) != shard]
+    return stored
 
 
 def _quantization_config(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,57 +196,56 @@ def _no_trellis(directory: Path) -> PackError:
     )
 
 
-def _doubled(tensor: StoredTensor, other: StoredTensor) -> PackError:
-    return PackError(
+def _doubled(tensor: StoredTensor, other: StoredTensor) -> DamageError:
+    return DamageError(
         "tensor-doubled",
         f"{tensor.name} stands in two shards",
         expected="one of them",
         found=f"{other.shard.name} and {tensor.shard.name}",
         hint="remove the shard that the index does not name for it; mixed downloads of two revisions do this",
+        files=[other.shard.name, tensor.shard.name],
     )
 
 
-def _index_faults(tensors: Mapping[str, StoredTensor], index: Mapping[str, str] | None) -> list[Glm53Error]:
-    faults: list[Glm53Error] = []
-    for name, shard in (index or {}).items():
-        tensor = tensors.get(name)
-        if tensor is None or tensor.shard.name != shard:
-            where = "in no shard" if tensor is None else f"in {tensor.shard.name}"
-            faults.append(
-                PackError(
-                    "index-contradiction",
-                    f"{name} is not where {files.INDEX_FILE} says",
-                    expected=f"in {shard}",
-                    found=where,
-                    hint=f"fetch {files.INDEX_FILE} and the shards of one commit",
-                )
-            )
-    return faults
+def _index_faults(stored: _Stored, weight_map: Mapping[str, str]) -> list[Glm53Error]:
+    """Tensors that are not where the index says, but for those whose shard could not be read."""
+    read = {path.name for path in stored.shards}
+    return [
+        DamageError(
+            "index-contradiction",
+            f"{name} is not where {files.INDEX_FILE} says",
+            expected=f"in {shard}",
+            found=f"in {stored.tensors[name].shard.name}" if name in stored.tensors else "in no shard",
+            hint=f"fetch {files.INDEX_FILE} and the shards of one commit",
+            files=[files.INDEX_FILE, shard],
+        )
+        for name, shard in weight_map.items()
+        if shard in read and (name not in stored.tensors or stored.tensors[name].shard.name != shard)
+    ]
 
 
 def _plain_blocks(
-    tensors: Mapping[str, StoredTensor], shape: ModelShape | None
+    grouped: GroupedTensors, shape: ModelShape | None, places: Mapping[str, ExpertPlace], lost: Collection[str]
 ) -> tuple[dict[str, int], list[Glm53Error]]:
     """Blocks of ordinary experts with their layer, and those of which a weight is missing."""
     blocks: dict[str, int] = {}
     num_weights: dict[str, int] = {}
-    for name in tensors:
-        module, suffix = split_tensor(name)
-        expert = parse_expert(module) if suffix == "weight" else None
-        if expert is not None:
-            blocks[expert.block] = expert.layer
-            num_weights[expert.block] = num_weights.get(expert.block, 0) + 1
+    weights = {name for name, parts in grouped.beside.items() if "weight" in parts and name in places}
+    for name in weights:
+        blocks[places[name].block] = places[name].layer
+    for name in weights.union(name for name in lost if name in places and name not in grouped.exl3):
+        num_weights[places[name].block] = num_weights.get(places[name].block, 0) + 1
     expected = shape.num_experts * len(PROJECTIONS) if shape else None
     faults: list[Glm53Error] = [
-        PackError(
+        DamageError(
             "expert-missing",
             f"{block} lacks weights of experts that are not EXL3",
             expected=f"{expected} weights",
-            found=str(found),
+            found=str(num_weights[block]),
             hint="fetch the pack again, all files of one commit",
         )
-        for block, found in num_weights.items()
-        if expected is not None and found != expected
+        for block in sorted(blocks)
+        if expected is not None and num_weights[block] != expected
     ]
     return blocks, faults
 
@@ -194,17 +266,11 @@ def _ambiguous(layers: Mapping[str, MoELayer]) -> list[Glm53Error]:
     return faults
 
 
-def _absent_layers(
-    layers: Mapping[str, MoELayer],
-    plain: Mapping[str, int],
-    shape: ModelShape | None,
-    stated: QuantizationFields,
-) -> list[Glm53Error]:
+def _absent_layers(present: Collection[int], shape: ModelShape | None, stated: QuantizationFields) -> list[Glm53Error]:
     if shape is None:
         return []
-    present = {layer.layer for layer in layers.values()} | set(plain.values())
     faults: list[Glm53Error] = [
-        PackError(
+        DamageError(
             "layer-missing",
             f"layer {layer} has no routed experts in the pack",
             expected=f"{shape.num_experts} experts in each of {len(shape.moe_layers)} layers",
@@ -215,11 +281,12 @@ def _absent_layers(
     ]
     known = {*shape.moe_layers, *shape.mtp_layers}
     faults += [
-        PackError(
+        DamageError(
             "layer-bits",
             f"{KEY}.layer_bits names layer {layer}, which has no routed experts",
             expected=f"layers {min(known, default=0)} to {max(known, default=0)}",
             hint="fetch config.json of the same commit as the shards",
+            files=[files.CONFIG_FILE],
         )
         for layer in stated.layer_bits
         if layer not in known

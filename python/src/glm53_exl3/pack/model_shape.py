@@ -31,6 +31,7 @@ class ModelShape:
         num_layers: decoder layers, with and without routed experts.
         experts_per_token: routed experts that one token runs through in a layer, 0 when it is not stated.
         tied_embeddings: whether the output head is the embedding matrix, so that there is no `lm_head`.
+        vocabulary: rows of the embedding matrix, 0 when it is not stated.
     """
 
     architecture: str
@@ -42,6 +43,7 @@ class ModelShape:
     num_layers: int
     experts_per_token: int = 0
     tied_embeddings: bool = False
+    vocabulary: int = 0
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -61,7 +63,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
         return None
     num_mtp = _size(text, "num_nextn_predict_layers")
     return ModelShape(
-        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        architecture=_printable(architectures[0]) if isinstance(architectures, list) and architectures else "",
         hidden_size=hidden_size,
         expert_size=expert_size,
         num_experts=num_experts,
@@ -70,7 +72,13 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
         num_layers=num_layers,
         experts_per_token=_size(text, "num_experts_per_tok"),
         tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        vocabulary=_size(text, "vocab_size"),
     )
+
+
+def _printable(value: object) -> str:
+    text = str(value)[:200]
+    return text if text.isprintable() else ascii(text)
 
 
 def _size(text: Mapping[str, Any], key: str) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from operator import itemgetter
+from typing import Final, NamedTuple
 
-from glm53_exl3.errors import FormatError, Glm53Error, PackError
+from glm53_exl3.errors import FormatError, Glm53Error
 from glm53_exl3.format import tensors as fmt
 from glm53_exl3.format.codebooks import MARKER_VALUES, Codebook
-from glm53_exl3.format.names import split_tensor
+from glm53_exl3.pack.damage import DamageError
 from glm53_exl3.pack.safetensors_header import StoredTensor
 
 _LEGACY: Final = ("su", "sv")
@@ -19,8 +19,12 @@ _WEIGHT: Final = "weight"
 _REFETCH: Final = "fetch the shard that holds this module again, or the whole pack when its index says the same"
 
 
-@dataclass(frozen=True)
-class LinearModule:
+_dtype_and_shape = itemgetter(StoredTensor._fields.index("dtype"), StoredTensor._fields.index("shape"))
+#: Tensors of one module by suffix.
+Parts = dict[str, StoredTensor]
+
+
+class LinearModule(NamedTuple):
     """One EXL3 linear.
 
     Attributes:
@@ -39,30 +43,75 @@ class LinearModule:
     has_bias: bool = False
 
 
-def exl3_modules(tensors: Iterable[StoredTensor]) -> tuple[dict[str, LinearModule], list[Glm53Error]]:
+class GroupedTensors(NamedTuple):
+    """Tensors by module and suffix.
+
+    Attributes:
+        exl3: tensors with a suffix of EXL3.
+        beside: `weight` and `bias`.
+    """
+
+    exl3: dict[str, Parts]
+    beside: dict[str, Parts]
+
+
+def group_tensors(tensors: Iterable[StoredTensor]) -> GroupedTensors:
+    """Sort tensors by module; those of neither kind are left out."""
+    grouped = GroupedTensors({}, {})
+    exl3, beside = grouped
+    for tensor in tensors:
+        module, _, suffix = tensor.name.rpartition(".")
+        if suffix in _SUFFIXES:
+            target = exl3
+        elif suffix in (_WEIGHT, fmt.BIAS):
+            target = beside
+        else:
+            continue
+        parts = target.get(module)
+        if parts is None:
+            target[module] = {suffix: tensor}
+        else:
+            parts[suffix] = tensor
+    return grouped
+
+
+def exl3_modules(
+    grouped: GroupedTensors, lost: Collection[str] = frozenset()
+) -> tuple[dict[str, LinearModule], list[Glm53Error]]:
     """Every module with at least one EXL3 tensor, and what is wrong with those that are incomplete.
 
     A module with a fault is left out of the result, so what is in it can be relied on.
+
+    Args:
+        grouped: the tensors of the pack.
+        lost: modules of which a tensor is known to be missing already; they are left out without a fault.
     """
-    grouped: dict[str, dict[str, StoredTensor]] = {}
-    beside: dict[str, dict[str, StoredTensor]] = {}
-    for tensor in tensors:
-        module, suffix = split_tensor(tensor.name)
-        if suffix in _SUFFIXES:
-            grouped.setdefault(module, {})[suffix] = tensor
-        elif suffix in (_WEIGHT, fmt.BIAS):
-            beside.setdefault(module, {})[suffix] = tensor
+    # A pack has 37,000 modules of a few kinds: each kind is put together once.
+    known: dict[tuple[object, ...], tuple[object, ...]] = {}
     modules: dict[str, LinearModule] = {}
     faults: list[Glm53Error] = []
-    for name, parts in grouped.items():
+    for name, own in grouped.exl3.items():
+        parts = own | grouped.beside[name] if name in grouped.beside else own
+        kind = (*parts, *map(_dtype_and_shape, parts.values()))
+        fields = known.get(kind)
+        if fields is not None:
+            modules[name] = LinearModule._make((name, *fields))
+            continue
         try:
-            modules[name] = _assemble(name, parts | beside.get(name, {}))
+            modules[name] = assemble(name, parts)
+            known[kind] = modules[name][1:]
         except Glm53Error as fault:
-            faults.append(fault)
+            if name not in lost:
+                faults.append(fault)
     return modules, faults
 
 
-def _assemble(name: str, parts: Mapping[str, StoredTensor]) -> LinearModule:
+def assemble(name: str, parts: Mapping[str, StoredTensor]) -> LinearModule:
+    """The linear of a module's tensors by suffix.
+
+    Raises:
+        Glm53Error: a tensor is missing, surplus or does not fit the others.
+    """
     if any(suffix in parts for suffix in _LEGACY):
         raise FormatError(
             "scales-legacy",
@@ -72,12 +121,15 @@ def _assemble(name: str, parts: Mapping[str, StoredTensor]) -> LinearModule:
         )
     for suffix in (fmt.TRELLIS, fmt.SUH, fmt.SVH):
         if suffix not in parts:
-            raise PackError("tensor-missing", f"{name}.{suffix} is missing", hint=_REFETCH)
+            raise DamageError(
+                "tensor-missing", f"{name}.{suffix} is missing", hint=_REFETCH, tensors=[t.name for t in parts.values()]
+            )
     if _WEIGHT in parts:
-        raise PackError(
+        raise DamageError(
             "tensor-doubled",
             f"{name} is stored twice, as {name}.{fmt.TRELLIS} and as {name}.{_WEIGHT}",
             hint="remove the shard that the index does not name; mixed downloads of two repositories do this",
+            tensors=[parts[_WEIGHT].name, parts[fmt.TRELLIS].name],
         )
     in_features, out_features, bits = fmt.features_of_trellis(parts[fmt.TRELLIS].shape, f"{name}.{fmt.TRELLIS}")
     _require(parts[fmt.TRELLIS], "I16", parts[fmt.TRELLIS].shape)
@@ -89,33 +141,36 @@ def _assemble(name: str, parts: Mapping[str, StoredTensor]) -> LinearModule:
 def _codebook(name: str, parts: Mapping[str, StoredTensor]) -> Codebook:
     markers: list[Codebook] = [book for book in ("mcg", "mul1") if book in parts]
     if len(markers) > 1:
-        raise PackError(
+        raise DamageError(
             "codebook-ambiguous",
             f"{name} has the markers of two codebooks",
             expected=f"one of {name}.mcg and {name}.mul1",
             found="both",
             hint=_REFETCH,
+            tensors=[parts[marker].name for marker in markers],
         )
     if not markers:
         return "3inst"
     marker = parts[markers[0]]
     if marker.dtype not in ("I32", "U32") or marker.shape not in ((), (1,)):
-        raise PackError(
+        raise DamageError(
             "tensor-shape",
             f"{marker.name} is no codebook marker",
             expected="I32 [] or [1]",
             found=f"{marker.dtype} {list(marker.shape)}",
             hint=_REFETCH,
+            tensors=[marker.name],
         )
     return markers[0]
 
 
 def _require(tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tensor.shape != shape:
-        raise PackError(
+        raise DamageError(
             "tensor-shape",
             f"{tensor.name} does not fit the trellis of its module",
             expected=f"{dtype} {list(shape)}",
             found=f"{tensor.dtype} {list(tensor.shape)}",
             hint=_REFETCH,
+            tensors=[tensor.name],
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from glm53_exl3.errors import Glm53Error, PackError
+from glm53_exl3.errors import Glm53Error
 from glm53_exl3.format.codebooks import Codebook
-from glm53_exl3.format.names import PROJECTIONS, ExpertName, Projection, parse_expert
+from glm53_exl3.format.names import PROJECTIONS, Projection
 from glm53_exl3.format.quantization_config import BITS, CODEBOOK, KEY, LAYER_BITS, QuantizationFields
 from glm53_exl3.format.tensors import TRELLIS
+from glm53_exl3.pack.damage import DamageError
+from glm53_exl3.pack.experts import ExpertPlace
+from glm53_exl3.pack.files import CONFIG_FILE
 from glm53_exl3.pack.model_shape import ModelShape
 from glm53_exl3.pack.modules import LinearModule
+from glm53_exl3.pack.regular_blocks import RegularBlock
 
 _REFETCH = "fetch the pack again, all files of one commit"
 
@@ -64,55 +68,88 @@ class _Block:
     by_projection: dict[Projection, dict[int, LinearModule]] = field(
         default_factory=lambda: {projection: {} for projection in PROJECTIONS}
     )
+    #: Experts by projection that are known to be missing already.
+    lost: dict[Projection, set[int]] = field(default_factory=lambda: {projection: set() for projection in PROJECTIONS})
 
 
 def moe_layers(
-    modules: Mapping[str, LinearModule], shape: ModelShape | None, stated: QuantizationFields
+    modules: Mapping[str, LinearModule],
+    shape: ModelShape | None,
+    stated: QuantizationFields,
+    regular: Mapping[str, RegularBlock],
+    places: Mapping[str, ExpertPlace],
+    lost: Collection[str],
 ) -> tuple[dict[str, MoELayer], list[Glm53Error]]:
     """Layers of routed EXL3 experts by block name, and every fault found in them.
 
     Args:
-        modules: EXL3 linears of the pack.
+        modules: EXL3 linears of the pack outside the regular blocks.
         shape: what `config.json` says; None to check the pack against itself alone.
         stated: the `quantization_config`, compared with the trellises.
+        regular: blocks that are known to be complete and even.
+        places: which expert each of the modules is, by name.
+        lost: modules that are known to be missing already; a layer without them is left out, without a fault.
     """
     layers: dict[str, MoELayer] = {}
     faults: list[Glm53Error] = []
-    for block_name, block in _blocks(modules).items():
+    for name, whole in regular.items():
+        specs = {projection: _spec(experts[0]) for projection, experts in whole.experts.items()}
+        num_experts = len(whole.experts["gate_proj"])
+        layers[name] = MoELayer(name, whole.layer, num_experts, specs)
+    for name, block in _blocks(modules, places, lost).items():
         num_experts = shape.num_experts if shape else 1 + max(max(m, default=-1) for m in block.by_projection.values())
-        found = [*_missing(block_name, block, num_experts), *_biases(block)]
-        specs: dict[Projection, ProjectionSpec] = {}
-        for projection, experts in block.by_projection.items():
-            if experts:
-                specs[projection], uneven = _common(experts)
+        found = [*_missing(name, block, num_experts), *_biases(block)]
+        specs = {}
+        for projection, present in block.by_projection.items():
+            if present:
+                specs[projection], uneven = _common(present)
                 found += uneven
         if len(specs) == len(PROJECTIONS):
-            layer = MoELayer(block_name, block.layer, num_experts, specs)
-            found += _wrong_sizes(layer, shape)
-            found += _contradictions(layer, stated)
-            if not found:
-                layers[block_name] = layer
-        faults += found
+            layer = MoELayer(name, block.layer, num_experts, specs)
+            if found or any(block.lost.values()):
+                faults += [*found, *_wrong_sizes(layer, shape), *_contradictions(layer, stated)]
+            else:
+                layers[name] = layer
+        else:
+            faults += found
+    for name, layer in list(layers.items()):
+        contradicted = [*_wrong_sizes(layer, shape), *_contradictions(layer, stated)]
+        if contradicted:
+            del layers[name]
+            faults += contradicted
     return layers, faults
 
 
-def _blocks(modules: Mapping[str, LinearModule]) -> dict[str, _Block]:
+def _spec(module: LinearModule) -> ProjectionSpec:
+    return ProjectionSpec(module.in_features, module.out_features, module.bits, module.codebook)
+
+
+def _blocks(
+    modules: Mapping[str, LinearModule], places: Mapping[str, ExpertPlace], lost: Collection[str]
+) -> dict[str, _Block]:
     blocks: dict[str, _Block] = {}
-    for module in modules.values():
-        name: ExpertName | None = parse_expert(module.name)
-        if name is not None:
-            block = blocks.setdefault(name.block, _Block(name.layer))
-            block.by_projection[name.projection][name.expert] = module
+    for name, (block_name, layer, expert, projection) in places.items():
+        module = modules.get(name)
+        if module is not None:
+            block = blocks.get(block_name)
+            if block is None:
+                block = blocks[block_name] = _Block(layer)
+            block.by_projection[projection][expert] = module
+    for name in lost:
+        place = places.get(name)
+        if place is not None and place.block in blocks and name not in modules:
+            blocks[place.block].lost[place.projection].add(place.expert)
     return blocks
 
 
 def _missing(block_name: str, block: _Block, num_experts: int) -> Iterable[Glm53Error]:
-    for projection, experts in block.by_projection.items():
+    for projection, present in block.by_projection.items():
+        experts = present.keys() | block.lost[projection]
         num_absent = num_experts - sum(expert < num_experts for expert in experts)
         if num_absent:
             first = next(expert for expert in range(num_experts) if expert not in experts)
             more = f" (and {num_absent - 1} more experts)" if num_absent > 1 else ""
-            yield PackError(
+            yield DamageError(
                 "expert-missing",
                 f"{block_name}.{first}.{projection}.trellis is missing or incomplete{more}",
                 expected=f"{num_experts} experts",
@@ -121,11 +158,14 @@ def _missing(block_name: str, block: _Block, num_experts: int) -> Iterable[Glm53
             )
         surplus = sorted(expert for expert in experts if expert >= num_experts)
         if surplus:
-            yield PackError(
+            name = f"{block_name}.{surplus[0]}.{projection}.trellis"
+            yield DamageError(
                 "expert-surplus",
-                f"{block_name}.{surplus[0]}.{projection}.trellis is one expert too many",
+                f"{name} is one expert too many",
                 expected=f"experts 0 to {num_experts - 1}, as config.json says",
                 hint="fetch config.json of the same commit as the shards",
+                files=[CONFIG_FILE],
+                tensors=[name],
             )
 
 
@@ -137,9 +177,9 @@ def _biases(block: _Block) -> Iterable[Glm53Error]:
                 return
 
 
-def bias_unsupported(module: str) -> Glm53Error:
+def bias_unsupported(module: str) -> DamageError:
     """The refusal of an expert with a bias: vLLM would drop it without a word."""
-    return PackError(
+    return DamageError(
         "bias-unsupported",
         f"{module}.bias: routed experts with biases cannot be served",
         hint="use a model whose experts have none; adding them would need another kernel",
@@ -148,41 +188,47 @@ def bias_unsupported(module: str) -> Glm53Error:
 
 def _common(experts: Mapping[int, LinearModule]) -> tuple[ProjectionSpec, list[Glm53Error]]:
     """The specification of most experts of a projection, and the modules that differ from it."""
-    votes: dict[ProjectionSpec, list[LinearModule]] = {}
+    votes: dict[tuple[int, int, int, Codebook], list[LinearModule]] = {}
     for module in experts.values():
-        spec = ProjectionSpec(module.in_features, module.out_features, module.bits, module.codebook)
-        votes.setdefault(spec, []).append(module)
-    spec = max(votes, key=lambda candidate: len(votes[candidate]))
-    faults: list[Glm53Error] = []
-    for other, modules in votes.items():
-        if other != spec:
-            faults.append(_differs(modules[0], other, spec))
+        _, in_features, out_features, bits, codebook, _ = module
+        votes.setdefault((in_features, out_features, bits, codebook), []).append(module)
+    elected = max(votes, key=lambda candidate: len(votes[candidate]))
+    spec = ProjectionSpec(*elected)
+    faults: list[Glm53Error] = [
+        _differs(module, ProjectionSpec(*other), spec)
+        for other, modules in votes.items()
+        if other != elected
+        for module in modules
+    ]
     return spec, faults
 
 
 def _differs(module: LinearModule, found: ProjectionSpec, expected: ProjectionSpec) -> Glm53Error:
     if found.codebook != expected.codebook:
-        return PackError(
+        return DamageError(
             "codebook-mixed",
             f"{module.name} decodes with another codebook than the other experts of its layer",
             expected=_marker(module.name, expected.codebook),
             found=_marker(module.name, found.codebook),
             hint="the marker tensor was lost or is wrong; " + _REFETCH,
+            tensors=[f"{module.name}.{TRELLIS}"],
         )
     if found.bits != expected.bits:
-        return PackError(
+        return DamageError(
             "bits-by-expert",
             f"{module.name}.trellis has another bit rate than the other experts of its layer",
             expected=f"{expected.bits} bits",
             found=f"{found.bits} bits",
             hint="use a pack with one bit rate for each projection of a layer",
+            tensors=[f"{module.name}.{TRELLIS}"],
         )
-    return PackError(
+    return DamageError(
         "tensor-shape",
         f"{module.name}.trellis has another shape than the other experts of its layer",
         expected=f"a weight of {expected.in_features} x {expected.out_features}",
         found=f"{found.in_features} x {found.out_features}",
         hint=_REFETCH,
+        tensors=[f"{module.name}.{TRELLIS}"],
     )
 
 
@@ -200,16 +246,17 @@ def _wrong_sizes(layer: MoELayer, shape: ModelShape | None) -> Iterable[Glm53Err
         ("down_proj", down, (width, hidden)),
     ):
         if (spec.in_features, spec.out_features) != size:
-            yield PackError(
+            yield DamageError(
                 "tensor-shape",
                 f"{layer.block}.*.{projection}.trellis does not fit the model",
                 expected=f"a weight of {size[0]} x {size[1]}",
                 found=f"{spec.in_features} x {spec.out_features}",
                 hint="fetch config.json and shards of one commit",
+                files=[CONFIG_FILE],
             )
     books = {spec.codebook for spec in (gate, up, down)}
     if len(books) > 1:
-        yield PackError(
+        yield DamageError(
             "codebook-mixed",
             f"{layer.block}: gate, up and down have different codebooks ({', '.join(sorted(books))})",
             expected="one codebook a layer",
@@ -226,16 +273,17 @@ def _contradictions(layer: MoELayer, stated: QuantizationFields) -> Iterable[Glm
         even = len(set(layer.bits)) == 1
         mended = f'write "{LAYER_BITS}": {{"{layer.layer}": {layer.bits[0]}}} into its {KEY}'
         mended = mended if even else f"take {BITS} and {LAYER_BITS} out of its {KEY}"
-        yield PackError(
+        yield DamageError(
             "bits-contradiction",
             f"{key} says {bits}, but {layer.tensor_name(0, wrong, TRELLIS)} has {layer.projections[wrong].bits} bits",
             expected=f"{bits} bits",
             found="{} bits for gate, {} for up, {} for down".format(*layer.bits),
             hint=f"fetch config.json of the same commit as the shards, or {mended}",
+            files=[CONFIG_FILE],
         )
     codebook = layer.projections["gate_proj"].codebook
     if stated.codebook is not None and codebook != stated.codebook:
-        yield PackError(
+        yield DamageError(
             "codebook-contradiction",
             f"{KEY}.{CODEBOOK} says {stated.codebook!r}, but {layer.block}.0.gate_proj has "
             f"{_marker(f'{layer.block}.0.gate_proj', codebook)}",
