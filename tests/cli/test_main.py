@@ -49,7 +49,7 @@ def test_usage_exits_2(arguments: list[str]) -> None:
 
 def test_our_bug_exits_3_with_a_request_to_report() -> None:
     code = "import sys; from glm53_exl3.cli import main\n"
-    code += "main.app = lambda: 1 / 0\nmain.main()"
+    code += "main.application = lambda named: 1 / 0\nmain.main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 3
     assert "ZeroDivisionError" in result.stderr

@@ -7,6 +7,7 @@ message. Hence the count: what is missing, or arrives twice, is an error with it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 
@@ -42,11 +43,15 @@ class ExpertLoader:
         layer: the layer as the pack holds it.
         sizes: what this rank holds.
         local_expert: local index of a global expert, -1 for one of another rank.
+
+    Attributes:
+        layer, sizes: as given.
+        views: tensor with a leading expert axis by (projection, suffix).
     """
 
     def __init__(self, layer: MoELayer, sizes: LocalSizes, local_expert: Callable[[int], int]) -> None:
-        self._layer = layer
-        self._sizes = sizes
+        self.layer = layer
+        self.sizes = sizes
         self._local_expert = local_expert
         self._loaded: dict[tuple[Projection, str], set[int]] = {}
         self.views: Mapping[tuple[Projection, str], torch.Tensor] = {}
@@ -75,24 +80,57 @@ class ExpertLoader:
         projection = SHARDS[shard_id]
         expert = self._local_expert(expert_id)
         if expert >= 0:
-            name = self._layer.tensor_name(expert_id, projection, suffix)
+            name = self.layer.tensor_name(expert_id, projection, suffix)
             loaded = self._loaded.setdefault((projection, suffix), set())
             if expert in loaded:
-                raise PackError(
-                    "tensor-doubled",
-                    f"{name} was loaded twice",
-                    hint="remove the shard that the index does not name for this tensor",
-                )
+                raise _doubled(name)
             self._copy(name, loaded_weight, self.views[projection, suffix][expert], projection, suffix)
             loaded.add(expert)
         return expert >= 0 if return_success else None
 
+    @cached_property
+    def experts(self) -> dict[int, int]:
+        """Expert in the checkpoint by local index, for every expert that this rank holds."""
+        local = ((self._local_expert(expert), expert) for expert in range(self.layer.num_experts))
+        return {slot: expert for slot, expert in local if slot >= 0}
+
+    def names(self, projection: Projection, suffix: str) -> dict[int, str]:
+        """Names in the checkpoint of one tensor of every local expert, by local index."""
+        return {slot: self.layer.tensor_name(expert, projection, suffix) for slot, expert in self.experts.items()}
+
+    def accept(self, projection: Projection, suffix: str, values: torch.Tensor) -> None:
+        """Check and count one tensor of all local experts that was put into its place by other means.
+
+        Args:
+            projection: of which matrix.
+            suffix: which of its tensors.
+            values: what arrived, `[E, ...]`; need not be the view itself.
+
+        Raises:
+            PackError: a value is none that may be there, or the tensor was loaded before.
+        """
+        names = self.names(projection, suffix)
+        loaded = self._loaded.setdefault((projection, suffix), set())
+        if loaded:
+            raise _doubled(names[min(loaded)])
+        if suffix in MARKER_VALUES:
+            sound = values == MARKER_VALUES[suffix]
+        elif suffix in (SUH, SVH):
+            sound = torch.isfinite(values).all(dim=-1)
+        else:
+            sound = torch.ones(len(values), dtype=torch.bool, device="cpu")
+        for slot in torch.nonzero(~sound).flatten().tolist()[:1]:
+            _check_values(names[slot], values[slot], suffix)
+        loaded.update(names)
+
     def _copy(self, name: str, tensor: torch.Tensor, target: torch.Tensor, projection: Projection, suffix: str) -> None:
         if suffix in MARKER_VALUES:
-            _check_marker(name, tensor, suffix)
-            target.copy_(tensor.reshape(()))
+            # The bits are the same, whichever of the two integers the header says.
+            marker = tensor.view(torch.int32) if tensor.dtype == torch.uint32 else tensor
+            _check_values(name, marker, suffix)
+            target.copy_(marker.reshape(()))
             return
-        shard = local_shard(tensor, projection, suffix, self._sizes.channels)
+        shard = local_shard(tensor, projection, suffix, self.sizes.channels)
         if shard.shape != target.shape or shard.dtype != target.dtype:
             raise PackError(
                 "tensor-shape",
@@ -101,14 +139,7 @@ class ExpertLoader:
                 found=f"{shard.dtype} {list(shard.shape)} of {list(tensor.shape)}",
                 hint=_REFETCH,
             )
-        if suffix in (SUH, SVH) and not bool(torch.isfinite(shard).all()):
-            raise PackError(
-                "scale-not-finite",
-                f"{name} holds NaN or infinity: every output of the expert would be NaN",
-                expected="finite numbers",
-                found=f"{int((~torch.isfinite(shard)).sum())} that are not",
-                hint=_REFETCH,
-            )
+        _check_values(name, shard, suffix)
         target.copy_(shard)
 
     def require_complete(self) -> None:
@@ -117,24 +148,41 @@ class ExpertLoader:
         Raises:
             PackError: `tensor-missing`.
         """
-        num_experts = self._sizes.num_experts
+        num_experts = self.sizes.num_experts
         for projection, suffix in self.views:
             loaded = self._loaded.get((projection, suffix), set())
             absent = sorted(set(range(num_experts)).difference(loaded))
             if absent:
-                first = self._global_expert(absent[0])
+                first = self.experts.get(absent[0], absent[0])
                 raise PackError(
                     "tensor-missing",
-                    f"{self._layer.tensor_name(first, projection, suffix)} was not loaded",
+                    f"{self.layer.tensor_name(first, projection, suffix)} was not loaded",
                     expected=f"{num_experts} experts on this rank",
                     found=f"{len(loaded)}",
                     hint="fetch the pack again, all files of one commit",
                 )
         self._loaded.clear()
 
-    def _global_expert(self, local: int) -> int:
-        experts = range(self._layer.num_experts)
-        return next((expert for expert in experts if self._local_expert(expert) == local), local)
+
+def _doubled(name: str) -> PackError:
+    return PackError(
+        "tensor-doubled",
+        f"{name} was loaded twice",
+        hint="remove the shard that the index does not name for this tensor",
+    )
+
+
+def _check_values(name: str, tensor: torch.Tensor, suffix: str) -> None:
+    if suffix in MARKER_VALUES:
+        _check_marker(name, tensor, suffix)
+    elif suffix in (SUH, SVH) and not bool(torch.isfinite(tensor).all()):
+        raise PackError(
+            "scale-not-finite",
+            f"{name} holds NaN or infinity: every output of the expert would be NaN",
+            expected="finite numbers",
+            found=f"{int((~torch.isfinite(tensor)).sum())} that are not",
+            hint=_REFETCH,
+        )
 
 
 def _check_marker(name: str, tensor: torch.Tensor, codebook: str) -> None:

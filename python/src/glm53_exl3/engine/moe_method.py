@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +46,21 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         self._parameters: ExpertParameters | None = None
         self._loader: ExpertLoader | None = None
 
+    @property
+    def layer(self) -> MoELayer:
+        """The layer as the pack holds it."""
+        return self._pack_layer
+
+    @property
+    def expert_loader(self) -> ExpertLoader | None:
+        """Loader of the layer's parameters, as long as there are any."""
+        return self._loader
+
+    @property
+    def parameter_names(self) -> Sequence[str]:
+        """Names of the layer's parameters."""
+        return () if self._parameters is None else self._parameters.names
+
     def create_weights(
         self,
         layer: RoutedExperts,
@@ -69,7 +86,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
             self.moe.tp_rank,
         )
         self._dtype = params_dtype
-        self._loader = ExpertLoader(self._pack_layer, sizes, layer._map_global_expert_id_to_local_expert_id)
+        self._loader = ExpertLoader(self._pack_layer, sizes, _local_expert_of(layer))
         self._parameters = ExpertParameters(layer, self._pack_layer, sizes, self._loader)
         self._loader.views = self._parameters.views
 
@@ -153,6 +170,23 @@ class Exl3MoEMethod(FusedMoEMethodBase):
                     expected="SwiGLU experts without biases",
                     hint="this architecture is not supported; open an issue that names the model",
                 )
+
+
+def _local_expert_of(layer: RoutedExperts) -> Callable[[int], int]:
+    """The layer's map from global to local experts, without a hold on the layer.
+
+    vLLM keeps what belongs to a parameter, its weight loader too, in a table until the layer is gone: a loader that
+    held the layer would keep it, and its weights, for ever.
+    """
+    reference = weakref.ref(layer)
+
+    def local_expert(expert: int) -> int:
+        living = reference()
+        assert living is not None, "a weight arrived after its layer was gone"
+        local: int = living._map_global_expert_id_to_local_expert_id(expert)
+        return local
+
+    return local_expert
 
 
 def swiglu_limit(layer: RoutedExperts) -> float:
