@@ -116,7 +116,7 @@ def test_known_pack_is_measured_against_its_pin(tmp_path: Path) -> None:
     folder = known_pack(tmp_path / "GLM-5.3-Flash-EXL3-K2")
     assert_result(judged(folder)["pack-size"], "ok", "120 shards, 97728721536 bytes (91.0 GiB)")
     (folder / "model-00120-of-00120.safetensors").unlink()
-    assert_result(judged(folder)["pack-size"], "fail", "119 shards", "glm53-exl3 fetch K2 --repair")
+    assert_result(judged(folder)["pack-size"], "fail", "119 shards", f"glm53-exl3 fetch K2 --dir {folder} --repair")
 
 
 def test_mix_pack_has_a_pin_of_its_own(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_manifest_names_the_file_that_differs(pack: Path) -> None:
 
 def test_unfinished_download_is_named(pack: Path) -> None:
     write_manifest(pack, manifest(pack, complete=False))
-    assert_result(judged(pack)["pack-revision"], "fail", "download not finished", "glm53-exl3 fetch K2 --repair")
+    assert_result(judged(pack)["pack-revision"], "fail", "download not finished", f"--dir {pack} --repair")
 
 
 def test_another_commit_than_the_pin_is_named(pack: Path) -> None:
@@ -161,7 +161,9 @@ def test_missing_template_fails_a_known_pack_and_warns_otherwise(pack: Path, tmp
     (pack / "chat_template.jinja").unlink()
     assert_result(judged(pack)["pack-chat-template"], "warn", "chat requests will be refused")
     known = judged(known_pack(tmp_path / "K2"))
-    assert_result(known["pack-chat-template"], "fail", "chat requests will be refused", "glm53-exl3 fetch K2 --repair")
+    assert_result(
+        known["pack-chat-template"], "fail", "chat requests will be refused", f"--dir {tmp_path / 'K2'} --repair"
+    )
     assert known["pack-thinking"].status == "skip"
 
 

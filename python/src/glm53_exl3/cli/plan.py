@@ -176,6 +176,7 @@ def _print_context(result: MemoryPlan, request: PlanRequest) -> None:
 def _print_command(result: MemoryPlan, pack: Path) -> None:
     from glm53_exl3.plan.planner import memory_arguments, memory_environment
 
-    command = ["vllm", "serve", str(pack), *memory_arguments(result)]
     settings = " ".join(f"{name}={value}" for name, value in memory_environment().items())
-    stdout.print(f"\n{settings} {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
+    flags = f"{settings} {shlex.join(memory_arguments(result))}"
+    text = f"memory flags of vllm serve, which glm53-exl3 serve {pack} sets with all others:\n{flags}"
+    stdout.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)

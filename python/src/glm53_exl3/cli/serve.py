@@ -7,13 +7,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from glm53_exl3.cli.console import stderr, stdout
-from glm53_exl3.errors import CanaryError, Glm53Error
+from glm53_exl3.errors import CanaryError, Glm53Error, PlanError
 from glm53_exl3.serve.settings import SettingSpec, settings_schema
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _TYPES: Final[dict[str, Any]] = {
     "path": Path | None,
     "integers": list[int] | None,
 }
+#: Longest that the checks before vLLM may take: two imports of vLLM, and 91 GiB read where the cache is to be warmed.
+_GATE_SECONDS: Final = 900.0
 _HELP: Final = """Serve a pack, and be ready only once it answers sanely.
 
 Runs preflight, checks the headers of the pack, plans memory, starts vLLM and asks it a first question. What follows
@@ -66,7 +69,7 @@ def run(given: dict[str, Any]) -> None:
     except (typer.BadParameter, typer.Exit):
         raise
     except Glm53Error as error:
-        stderr.print(error.render(), markup=False)
+        stderr.print(_in_terms_of_serve(error, given.get("pack") or "PACK").render(), markup=False)
         code = _code_of(error)
     except Exception:
         traceback.print_exc()
@@ -78,6 +81,7 @@ def run(given: dict[str, Any]) -> None:
 def _serve(given: dict[str, Any]) -> int:
     from glm53_exl3.serve.api_key import read_api_key
     from glm53_exl3.serve.gate import open_gate
+    from glm53_exl3.serve.notify import Notifier
     from glm53_exl3.serve.rules import check_rules
     from glm53_exl3.serve.setting_values import merge_settings
     from glm53_exl3.serve.settings import KEYS
@@ -92,6 +96,9 @@ def _serve(given: dict[str, Any]) -> int:
     check_rules(settings, os.environ, has_key=api_key is not None)
     if show:
         return _print(settings, api_key)
+    notifier = Notifier(os.environ)
+    notifier.status("checking host, runtime and pack")
+    notifier.extend_start(_GATE_SECONDS)
     plan = open_gate(settings, _say)
     return _supervise(settings, _command(settings, plan, api_key), api_key)
 
@@ -106,17 +113,25 @@ def _sort_arguments(given: dict[str, Any]) -> None:
 
 
 def _print(settings: Settings, api_key: ApiKey | None) -> int:
+    from glm53_exl3.pack import files
     from glm53_exl3.plan.planner import plan_memory
     from glm53_exl3.plan.sources import read_plan_sources
     from glm53_exl3.probes.memory import read_host_memory
     from glm53_exl3.serve.argv import plan_request, render_command
+    from glm53_exl3.serve.supervisor import ServeExit
 
     plan = None
+    files.read_json(settings.pack / files.CONFIG_FILE)
     if settings.memory_plan:
         sources = read_plan_sources(settings.pack, settings.draft)
         plan = plan_memory(plan_request(settings), *sources, read_host_memory())
-    stdout.file.write(render_command(_command(settings, plan, api_key)) + "\n")
-    return 0
+    problems = plan.problems if plan is not None else ()
+    # What does not fit here may fit on the machine that the command is for.
+    shown = replace(settings, force=True) if problems else settings
+    stdout.file.write(render_command(_command(shown, plan, api_key)) + "\n")
+    for problem in problems:
+        stderr.print(_in_terms_of_serve(problem, settings.pack).render(), markup=False)
+    return ServeExit.MEMORY if problems else 0
 
 
 def _command(settings: Settings, plan: MemoryPlan | None, api_key: ApiKey | None) -> ServerCommand:
@@ -136,7 +151,7 @@ def _command(settings: Settings, plan: MemoryPlan | None, api_key: ApiKey | None
 
 def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | None) -> int:
     from glm53_exl3.plan.memory import GIB
-    from glm53_exl3.serve.boot_canary import run_canary
+    from glm53_exl3.serve.boot_canary import ask_one_token, run_canary
     from glm53_exl3.serve.notify import Notifier
     from glm53_exl3.serve.senses import engine_state, is_healthy
     from glm53_exl3.serve.settings import phase_limits
@@ -147,6 +162,7 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
         healthy=lambda: is_healthy(command.url, command.served_name, key),
         engine=lambda: engine_state(command.url),
         canary=(lambda: run_canary(command.url, command.served_name, settings.pack, key)) if settings.canary else None,
+        probe=lambda: ask_one_token(command.url, command.served_name, key),
     )
     vigilance = Vigilance(
         # The plan leaves the whole floor; what the host itself takes and gives back must not end a server.
@@ -162,6 +178,13 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
 
 def _say(line: str) -> None:
     stderr.print(f"glm53-exl3: {line}", markup=False)
+
+
+def _in_terms_of_serve(error: Glm53Error, pack: object) -> Glm53Error:
+    """The same error; what `plan` advises is an option of `serve` too."""
+    if isinstance(error, PlanError):
+        error.hint = error.hint.replace("glm53-exl3 plan PACK", f"glm53-exl3 serve {pack}")
+    return error
 
 
 def _code_of(error: Glm53Error) -> int:

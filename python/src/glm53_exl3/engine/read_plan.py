@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from glm53_exl3.errors import PackError
 from glm53_exl3.pack.safetensors_header import StoredTensor
 
-#: Bytes of a run, unless a single tensor has more. Larger ones measured no faster, and staging buffers are this large.
+#: Bytes of a run, unless a single tensor has more. Larger ones gain little, and staging buffers are this large.
 RUN_BYTES: Final = 16 << 20
-#: A hole up to this size is read and thrown away: another call, and a gap in what the kernel reads ahead, cost more.
+#: A hole up to this size is read and thrown away, to keep to one call and to a sequence that the kernel reads ahead.
 BRIDGE_BYTES: Final = 64 << 10
 #: Holes need an entry too, and Linux takes 1024 a call.
 MOST_PIECES: Final = 500

@@ -77,4 +77,9 @@ def _exllamav3(inventory: Inventory) -> Verdict:
     reasons: tuple[str, ...] = () if inventory.layers else ("no EXL3 experts",)
     if others:
         reasons = (f"layer {others[0]} has the codebook 3inst; the fused kernel has instances of mcg and mul1 only",)
-    return Verdict("exllamav3", "kernel", not reasons, reasons or ("its fused kernel takes every layer",))
+    return Verdict(
+        "exllamav3",
+        "kernel",
+        not reasons,
+        reasons or ("its fused kernel would take every layer; the backend for it is not in this release",),
+    )

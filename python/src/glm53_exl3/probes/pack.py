@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +157,11 @@ def _differing(folder: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _fetch(facts: PackFacts, *options: str) -> str:
-    return " ".join(("glm53-exl3 fetch", facts.pin.name if facts.pin else "OWNER/REPO", *options))
+    """The command that fetches this pack into this very folder."""
+    manifest = facts.json_files.get(MANIFEST_FILE)
+    stated = manifest.get("repository") if isinstance(manifest, Mapping) else None
+    name = stated if isinstance(stated, str) else facts.pin.name if facts.pin else "OWNER/REPO"
+    return " ".join(("glm53-exl3 fetch", name, "--dir", shlex.quote(str(facts.folder)), *options))
 
 
 def check_present(facts: PackFacts) -> CheckResult:
@@ -263,7 +268,7 @@ def check_sampling(facts: PackFacts) -> CheckResult:
         return SAMPLING.ok(measured)
     return SAMPLING.warn(
         f"{measured}: tool calls come out malformed more often",
-        "let clients that use tools send a lower one, or serve with --override-generation-config "
+        "let clients that use tools send a lower one, or serve with -- --override-generation-config "
         "'{\"temperature\": 0.6}'",
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from glm53_exl3.demo.canary import CANARY_FILE, Answer, load_canary
-from glm53_exl3.errors import CanaryError
+from glm53_exl3.errors import CanaryError, ServerError
 from glm53_exl3.serve.chat import openai_client, stream_answer
 
 if TYPE_CHECKING:
@@ -84,9 +84,26 @@ def run_canary(url: str, model: str, pack: Path, api_key: str | None = None) -> 
     return f"it continues {_PROMPT[-24:]!r} with {said.text[:40]!r}"
 
 
+def ask_one_token(url: str, model: str, api_key: str | None = None) -> str:
+    """Ask for one token, to see that an engine that seems idle lives; waits as long as it takes.
+
+    Raises:
+        ServerError: `chat-failed`, the server refused or broke off.
+    """
+    from openai import OpenAIError
+
+    try:
+        openai_client(url, api_key, None).completions.create(model=model, prompt="1", max_tokens=1)
+    except OpenAIError as error:
+        raise ServerError(
+            "chat-failed", f"the server did not answer: {error}", hint="look at the log of the server"
+        ) from error
+    return "one token"
+
+
 def _expected_answers(url: str, model: str, pack: Path, api_key: str | None) -> str:
     canary = load_canary(pack)
-    client = openai_client(url, api_key)
+    client = openai_client(url, api_key, None)
     given: list[Answer] = []
     for right in canary.answers[:_QUESTIONS]:
         pieces = list(stream_answer(client, model, right.question))
@@ -104,7 +121,8 @@ def _continue(url: str, model: str, api_key: str | None) -> Continuation:
     from openai import OpenAIError
 
     try:
-        answer: Completion = openai_client(url, api_key).completions.create(
+        # The phase has a limit of its own.
+        answer: Completion = openai_client(url, api_key, None).completions.create(
             model=model, prompt=_PROMPT, max_tokens=_TOKENS, temperature=0.0, logprobs=1
         )
     except (OpenAIError, ValueError) as error:

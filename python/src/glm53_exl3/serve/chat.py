@@ -16,14 +16,14 @@ _NO_KEY: Final = "none"
 _REQUEST_SECONDS: Final = 120.0
 
 
-def openai_client(url: str, api_key: str | None = None) -> OpenAI:
-    """A client of the server at `url`, for example `http://127.0.0.1:8000`."""
+def openai_client(url: str, api_key: str | None = None, timeout_seconds: float | None = _REQUEST_SECONDS) -> OpenAI:
+    """A client of the server at `url`, for example `http://127.0.0.1:8000`; None waits for ever."""
     from openai import DefaultHttpxClient, OpenAI
 
     # A proxy of the environment must not be asked for a server on this machine.
     direct = DefaultHttpxClient(trust_env=False)
     return OpenAI(
-        base_url=f"{url}/v1", api_key=api_key or _NO_KEY, timeout=_REQUEST_SECONDS, max_retries=0, http_client=direct
+        base_url=f"{url}/v1", api_key=api_key or _NO_KEY, timeout=timeout_seconds, max_retries=0, http_client=direct
     )
 
 

@@ -47,7 +47,15 @@ ADDRESS_FLAGS: Final = ("--model", "--served-model-name", "--host", "--port")
 SPECULATION_FLAGS: Final = ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens")
 SECRET_FLAGS: Final = ("--api-key", "--hf-token")
 #: With these vLLM does not answer plain HTTP on host and port, where `serve` asks it.
-UNWATCHED_FLAGS: Final = ("--uds", "--headless", "--grpc", "--ssl-keyfile", "--ssl-certfile")
+UNWATCHED_FLAGS: Final = (
+    "--uds",
+    "--headless",
+    "--grpc",
+    "--ssl-keyfile",
+    "--ssl-certfile",
+    # Without them /metrics has no gauges, and a healthy engine looks like a dead one.
+    "--disable-log-stats",
+)
 
 
 def _speculation_twice(at: Situation, reason: str) -> SettingError | None:
@@ -167,7 +175,7 @@ def _flag_unwatched(at: Situation, reason: str) -> SettingError | None:
         return None
     return SettingError(
         "flag-unwatched",
-        f"with {flag.written} vLLM would not answer plain HTTP on host and port: {reason}",
+        f"with {flag.written} vLLM would not answer plain HTTP with its metrics on host and port: {reason}",
         expected=f"no {flag.written}",
         hint="put a reverse proxy before the server for TLS or a socket",
     )

@@ -47,12 +47,17 @@ def open_gate(settings: Settings, say: Callable[[str], None]) -> MemoryPlan | No
     else:
         say(SKIPPED)
     shards = _shards(settings)
-    if settings.page_cache in ("drop", "warm"):
-        _apply(settings.page_cache, shards, say)
-    if not settings.memory_plan:
+    if settings.page_cache == "drop":
+        _apply("drop", shards, say)
+    plan = None
+    if settings.memory_plan:
+        plan = _plan(settings, shards, say)
+    else:
         read_inventory(settings.pack).require_sound()
-        return None
-    return _plan(settings, shards, say)
+    if settings.page_cache == "warm":
+        # After the plan, which counts what is in the cache as used.
+        _apply("warm", shards, say)
+    return plan
 
 
 def _preflight(settings: Settings) -> Report:

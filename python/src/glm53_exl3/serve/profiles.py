@@ -153,7 +153,7 @@ PROFILES: Final[Mapping[ProfileName, Profile]] = {
             served_name="glm53-exl3-demo",
             tool_call_parser="",
             reasoning_parser="",
-            load_format="auto",
+            load_format="glm53_exl3",
             watchdog=180,
         ),
     )

@@ -28,6 +28,10 @@ _TURN_SECONDS: Final = 0.2
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXTENSION_SECONDS: Final = 30.0
+#: A host that runs out of memory cannot wait for a server to end politely.
+_MEMORY_STOP_SECONDS: Final = 2.0
+#: An engine that dies takes vLLM with it within this time; what its last answer was says nothing about the pack.
+_DYING_SECONDS: Final = 5.0
 
 
 class ServeExit(IntEnum):
@@ -65,6 +69,7 @@ class Senses:
         healthy: whether our server answers `/health` and lists the model.
         engine: state of the engine from `/metrics`, None without an answer.
         canary: asks the first question; returns what came of it or raises :class:`Glm53Error`.
+        probe: asks an engine that seems idle for one token and returns once it has come; raises otherwise. None: never.
         memory: of the host.
         clock: seconds, monotonic.
     """
@@ -72,6 +77,7 @@ class Senses:
     healthy: Callable[[], bool]
     engine: Callable[[], EngineState | None]
     canary: Callable[[], str] | None
+    probe: Callable[[], str] | None = None
     memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic
 
@@ -93,6 +99,7 @@ class Supervisor:
         self._say = say
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stop_asked: float | None = None
+        self._stop_signal = 0
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], stdout: int = 1, stderr: int = 2) -> int:
         """Start vLLM, see it through, and return the exit code of `serve`."""
@@ -102,7 +109,7 @@ class Supervisor:
         with self._forwarding(child):
             try:
                 self._say(f"vLLM is process {child.pid}")
-                return self._boot(child, boot) or self._watch(child)
+                return self._as_asked(self._boot(child, boot) or self._watch(child))
             except BaseException:
                 child.kill()
                 raise
@@ -129,10 +136,10 @@ class Supervisor:
                 if canary is None and boot.index < CANARY and self._senses.healthy():
                     boot.enter(CANARY, self._senses.clock())
                     self._announce(boot)
-                    canary = _Background(self._senses.canary or (lambda: "not asked"))
+                    canary = _Background(self._senses.canary or (lambda: "not asked"), self._senses.clock())
                 if canary is not None and canary.done():
                     if canary.error is not None:
-                        return self._end(child, _code_of(canary.error), canary.error.render())
+                        return self._failed_canary(child, canary.error)
                     self._ready(boot, canary.answer)
                     return 0
             time.sleep(_TURN_SECONDS)
@@ -143,6 +150,7 @@ class Supervisor:
         watchdog = Watchdog(seconds, self._senses.clock())
         interval = max(_TURN_SECONDS, min(5.0, seconds / 10))
         next_check = self._senses.clock() + interval
+        probe: _Background | None = None
         while True:
             code = self._ended(child)
             if code is not None:
@@ -159,9 +167,42 @@ class Supervisor:
                 if seconds and self._senses.clock() >= next_check:
                     next_check = self._senses.clock() + interval
                     reason = watchdog.check(self._senses.engine(), self._senses.clock())
+                    probe, unanswered = self._probed(watchdog, probe)
+                    reason = reason or unanswered
                     if reason is not None:
                         return self._end(child, ServeExit.STALL, f"engine-stalled: {reason}")
             time.sleep(_TURN_SECONDS)
+
+    def _probed(self, watchdog: Watchdog, probe: _Background | None) -> tuple[_Background | None, str | None]:
+        """Ask an engine that seems idle; the request under way, and the reason to end the server, if there is one."""
+        now = self._senses.clock()
+        if probe is None:
+            wanted = self._senses.probe is not None and watchdog.wants_probe(now)
+            return (_Background(self._senses.probe, now) if wanted and self._senses.probe else None), None
+        if not probe.done():
+            late = now - probe.started > self._vigilance.watchdog_seconds
+            seconds = now - probe.started
+            return probe, f"an idle engine has not made one token in {seconds:.0f} s" if late else None
+        if probe.error is not None:
+            return None, f"an idle engine does not answer: {probe.error.what}"
+        watchdog.probed(now)
+        return None, None
+
+    def _failed_canary(self, child: Child, error: Glm53Error) -> int:
+        """End a server whose canary failed; vLLM's own code when the engine has died of it."""
+        deadline = self._senses.clock() + _DYING_SECONDS
+        while self._senses.clock() < deadline:
+            code = child.exit_code()
+            if code is not None:
+                self._say(f"vLLM ended with code {code} while it was asked its first question")
+                return child.wait() or 1
+            time.sleep(_TURN_SECONDS)
+        return self._end(child, _code_of(error), error.render())
+
+    def _as_asked(self, code: int) -> int:
+        """0 for a vLLM that died of the SIGTERM it was sent: before it has a handler it ends in no other way."""
+        asked = self._stop_asked is not None and self._stop_signal == signal.SIGTERM
+        return 0 if asked and code == 128 + signal.SIGTERM else code
 
     def _ended(self, child: Child) -> int | None:
         """Exit code when vLLM has ended; kills what outlives its time to stop."""
@@ -180,7 +221,10 @@ class Supervisor:
         self._notifier.status(reason.splitlines()[0])
         self._notifier.stopping()
         child.send(signal.SIGTERM)
-        deadline = self._senses.clock() + self._vigilance.stop_seconds
+        seconds = self._vigilance.stop_seconds
+        if code == ServeExit.MEMORY:
+            seconds = min(seconds, _MEMORY_STOP_SECONDS)
+        deadline = self._senses.clock() + seconds
         while child.exit_code() is None and self._senses.clock() < deadline:
             time.sleep(_TURN_SECONDS)
         child.kill()
@@ -240,6 +284,7 @@ class Supervisor:
         def forward(number: int, frame: object) -> None:
             if number in _ENDING:
                 self._stop_asked = self._stop_asked or self._senses.clock()
+                self._stop_signal = self._stop_signal or number
                 self._notifier.stopping()
             child.send(number)
 
@@ -252,9 +297,10 @@ class Supervisor:
 
 
 class _Background:
-    """A call that runs beside the watch over the start."""
+    """A call that runs beside the watch over the server."""
 
-    def __init__(self, call: Callable[[], str]) -> None:
+    def __init__(self, call: Callable[[], str], now: float) -> None:
+        self.started = now
         self.answer = ""
         self.error: Glm53Error | None = None
         self._call = call
@@ -271,7 +317,7 @@ class _Background:
             self.error = error
         except Exception as error:
             self.error = Glm53Error(
-                "internal", f"the canary failed with {error!r}", hint="report it with the lines above"
+                "internal", f"a request to the server failed with {error!r}", hint="report it with the lines above"
             )
 
 

@@ -49,6 +49,7 @@ class Watchdog:
         self._limit_seconds = limit_seconds
         self._progressed = now
         self._tokens = -1
+        self._busy = now
 
     def check(self, state: EngineState | None, now: float) -> str | None:
         """The reason to end the server, or None.
@@ -57,6 +58,8 @@ class Watchdog:
             state: from `/metrics`; None when there was no answer.
             now: seconds of the same clock.
         """
+        if state is not None and state.tokens != self._tokens:
+            self._busy = now
         if state is not None and (state.running == 0 or state.tokens != self._tokens):
             self._progressed = now
             self._tokens = state.tokens
@@ -66,6 +69,17 @@ class Watchdog:
         if state is None:
             return f"the server has not answered for {silent:.0f} s"
         return f"{state.running} requests are running and no token was made for {silent:.0f} s"
+
+    def wants_probe(self, now: float) -> bool:
+        """Whether nothing has moved for half the limit, so that only a request of our own tells idle from dead.
+
+        vLLM counts a request as running when its first step is done; an engine that hangs in that step looks idle.
+        """
+        return now - self._busy > self._limit_seconds / 2
+
+    def probed(self, now: float) -> None:
+        """Take notice that the engine has answered a request of our own."""
+        self._busy = now
 
 
 def below_floor(memory: HostMemory, floor_bytes: int) -> str | None:
