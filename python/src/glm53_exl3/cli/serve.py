@@ -159,7 +159,7 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
 
     key = None if api_key is None else api_key.value
     senses = Senses(
-        healthy=lambda: is_healthy(command.url, command.served_name, key),
+        healthy=lambda: is_healthy(command.url, command.served_name, command.headers),
         engine=lambda: engine_state(command.url),
         canary=(lambda: run_canary(command.url, command.served_name, settings.pack, key)) if settings.canary else None,
         probe=lambda: ask_one_token(command.url, command.served_name, key),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import signal
 import subprocess
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +17,9 @@ from typing import Final
 from glm53_exl3.errors import ServerError
 from glm53_exl3.serve.argv import ServerCommand
 from glm53_exl3.serve.log_lines import PHASES, find_error, phase_index
+from glm53_exl3.serve.senses import is_healthy
 
 _POLL_SECONDS: Final = 0.2
-_REQUEST_SECONDS: Final = 2.0
-#: A proxy of the environment must not be asked for a server on this machine.
-_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 #: vLLM gives running requests some time; beyond this its processes are ended one and all.
 STOP_SECONDS: Final = 8.0
 _KEPT_LINES: Final = 2000
@@ -95,7 +90,7 @@ class ServerProcess:
             ServerError: vLLM ended first, for the reason in its log, or did not answer in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        while not self._healthy():
+        while not is_healthy(self.command.url, self.command.served_name, self.command.headers):
             if self._process is None or self._process.poll() is not None:
                 raise self._ended()
             if time.monotonic() > deadline:
@@ -133,17 +128,6 @@ class ServerProcess:
         if self._pump is not None:
             self._pump.join(timeout=2)
         self._process = None
-
-    def _healthy(self) -> bool:
-        """Whether our server answers, and not another one that took the port first."""
-        try:
-            with _DIRECT.open(f"{self.command.url}/health", timeout=_REQUEST_SECONDS):
-                pass
-            models = urllib.request.Request(f"{self.command.url}/v1/models", headers=self.command.headers)
-            with _DIRECT.open(models, timeout=_REQUEST_SECONDS) as answer:
-                return any(model["id"] == self.command.served_name for model in json.load(answer)["data"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-            return False
 
     def _ended(self) -> ServerError:
         if self._pump is not None:
