@@ -8,8 +8,7 @@ architecture: `model.layers.3.mlp.experts.7.gate_proj.trellis` (Glm4Moe, Qwen3Mo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: Final[tuple[Projection, ...]] = get_args(Projection)
@@ -23,8 +22,7 @@ _EXPERT = re.compile(
 _LAYER = re.compile(rf"(?:^|\.)layers\.({_NUMBER})(?=\.|$)")
 
 
-@dataclass(frozen=True)
-class ExpertName:
+class ExpertName(NamedTuple):
     """One projection of one routed expert.
 
     Attributes:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from glm53_exl3.errors import Glm53Error, PackError
-from glm53_exl3.format.names import PROJECTIONS
+from glm53_exl3.format.names import PROJECTIONS, ExpertName
 from glm53_exl3.format.quantization_config import KEY, QuantizationFields, parse_quantization_config
 from glm53_exl3.pack import files
 from glm53_exl3.pack.damage import DamageError
-from glm53_exl3.pack.experts import ExpertPlace, expert_places
+from glm53_exl3.pack.experts import expert_places
 from glm53_exl3.pack.model_shape import ModelShape, model_shape
 from glm53_exl3.pack.modules import GroupedTensors, LinearModule, exl3_modules, group_tensors
 from glm53_exl3.pack.moe_layers import MoELayer, moe_layers
@@ -225,7 +225,7 @@ def _index_faults(stored: _Stored, weight_map: Mapping[str, str]) -> list[Glm53E
 
 
 def _plain_blocks(
-    grouped: GroupedTensors, shape: ModelShape | None, places: Mapping[str, ExpertPlace], lost: Collection[str]
+    grouped: GroupedTensors, shape: ModelShape | None, places: Mapping[str, ExpertName], lost: Collection[str]
 ) -> tuple[dict[str, int], list[Glm53Error]]:
     """Blocks of ordinary experts with their layer, and those of which a weight is missing."""
     blocks: dict[str, int] = {}

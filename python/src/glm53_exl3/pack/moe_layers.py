@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from glm53_exl3.errors import Glm53Error
 from glm53_exl3.format.codebooks import Codebook
-from glm53_exl3.format.names import PROJECTIONS, Projection
+from glm53_exl3.format.names import PROJECTIONS, ExpertName, Projection
 from glm53_exl3.format.quantization_config import BITS, CODEBOOK, KEY, LAYER_BITS, QuantizationFields
 from glm53_exl3.format.tensors import TRELLIS
 from glm53_exl3.pack.damage import DamageError
-from glm53_exl3.pack.experts import ExpertPlace
 from glm53_exl3.pack.files import CONFIG_FILE
 from glm53_exl3.pack.model_shape import ModelShape
 from glm53_exl3.pack.modules import LinearModule
@@ -77,7 +76,7 @@ def moe_layers(
     shape: ModelShape | None,
     stated: QuantizationFields,
     regular: Mapping[str, RegularBlock],
-    places: Mapping[str, ExpertPlace],
+    places: Mapping[str, ExpertName],
     lost: Collection[str],
 ) -> tuple[dict[str, MoELayer], list[Glm53Error]]:
     """Layers of routed EXL3 experts by block name, and every fault found in them.
@@ -125,7 +124,7 @@ def _spec(module: LinearModule) -> ProjectionSpec:
 
 
 def _blocks(
-    modules: Mapping[str, LinearModule], places: Mapping[str, ExpertPlace], lost: Collection[str]
+    modules: Mapping[str, LinearModule], places: Mapping[str, ExpertName], lost: Collection[str]
 ) -> dict[str, _Block]:
     blocks: dict[str, _Block] = {}
     for name, (block_name, layer, expert, projection) in places.items():

@@ -41,7 +41,6 @@ CANARY: Final = len(PHASES) - 1
 _PATTERNS: Final = tuple(re.compile(phase.pattern) if phase.pattern else None for phase in PHASES)
 #: News of the weights: from our loader (docs/loading.md) or from vLLM's progress bar over shards.
 _PROGRESS: Final = re.compile(r"loading weights: [\d.]+ of [\d.]+ GiB.*|Loading safetensors[^|]*")
-READY: Final = "ready"
 
 
 def announced_phase(line: str) -> int | None:

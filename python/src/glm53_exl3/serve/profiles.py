@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from glm53_exl3.demo.faq import MAX_MODEL_LEN_TOKENS, SERVED_NAME
 from glm53_exl3.pins import RuntimeName
 
 SpeculationName = Literal["none", "mtp", "dflash2"]
@@ -135,8 +136,7 @@ PROFILES: Final[Mapping[ProfileName, Profile]] = {
             purpose="The demo pack, on a CPU or a GPU.",
             arguments=(),
             runtime="upstream",
-            # The model was trained on sequences of this length.
-            context=192,
+            context=MAX_MODEL_LEN_TOKENS,
             sequences=16,
             speculation="none",
             prefix_caching=True,
@@ -150,7 +150,7 @@ PROFILES: Final[Mapping[ProfileName, Profile]] = {
             enforce_eager=True,
             images=None,
             videos=None,
-            served_name="glm53-exl3-demo",
+            served_name=SERVED_NAME,
             tool_call_parser="",
             reasoning_parser="",
             load_format="glm53_exl3",

@@ -177,8 +177,8 @@ class Supervisor:
         """Ask an engine that seems idle; the request under way, and the reason to end the server, if there is one."""
         now = self._senses.clock()
         if probe is None:
-            wanted = self._senses.probe is not None and watchdog.wants_probe(now)
-            return (_Background(self._senses.probe, now) if wanted and self._senses.probe else None), None
+            ask = self._senses.probe
+            return (_Background(ask, now) if ask is not None and watchdog.wants_probe(now) else None), None
         if not probe.done():
             late = now - probe.started > self._vigilance.watchdog_seconds
             seconds = now - probe.started
