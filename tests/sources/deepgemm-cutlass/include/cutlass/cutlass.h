@@ -1,0 +1,1 @@
+// Empty: nothing is compiled against it.

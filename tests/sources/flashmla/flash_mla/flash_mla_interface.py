@@ -1,0 +1,1 @@
+# vLLM's CMake files copy this file into the package.

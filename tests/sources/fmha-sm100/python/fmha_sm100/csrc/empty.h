@@ -1,0 +1,1 @@
+// Empty: compiled at run time on other GPUs.

@@ -1,0 +1,1 @@
+# vLLM's CMake files copy the Python files of this folder.

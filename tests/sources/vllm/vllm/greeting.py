@@ -1,0 +1,4 @@
+"""A file for patches to change."""
+
+GREETING = "hello"
+NUMBER = 1
