@@ -88,6 +88,19 @@ def test_fast_report_is_valid_json_and_leaves_the_slow_checks_out() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("fast", [["--fast"], []], ids=["fast", "full"])
+def test_without_the_runtime_nothing_of_it_is_asked(fast: list[str]) -> None:
+    report = json.loads(run("preflight", "--no-runtime", "--json", *fast).stdout)
+    of_runtime = {check["id"]: check for check in report["checks"] if check["scope"] == "runtime"}
+    asked = {name for name, check in of_runtime.items() if check["status"] != "skip"}
+    # What the user has exported reaches a runtime wherever it is.
+    assert asked
+    assert all(name.startswith("env-") for name in asked)
+    assert {"nvcc", "torch", "moe-extension", "kpool-tail"} <= of_runtime.keys()
+    assert next(check for check in report["checks"] if check["id"] == "gpu")["status"] != "skip"
+    assert "left out by --no-runtime" in of_runtime["nvcc"]["measured"]
+
+
 def test_fast_imports_nothing_slow() -> None:
     code = (
         "import sys\nfrom glm53_exl3.cli.entry import fast_preflight\n"

@@ -33,6 +33,7 @@ def fast_parser() -> argparse.ArgumentParser:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--port", type=int)
     parser.add_argument("--python")
+    parser.add_argument("--no-runtime", action="store_true")
     return parser
 
 
@@ -56,6 +57,7 @@ def fast_preflight(arguments: Sequence[str]) -> int | None:
         strict=given.strict,
         port=given.port,
         python=given.python,
+        with_runtime=not given.no_runtime,
     )
 
 

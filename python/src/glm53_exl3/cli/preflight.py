@@ -23,6 +23,9 @@ def preflight(
     python: Annotated[
         str | None, typer.Option(metavar="PATH", help="Interpreter of the runtime; this one by default.")
     ] = None,
+    no_runtime: Annotated[
+        bool, typer.Option("--no-runtime", help="Host and pack alone: the runtime is elsewhere or comes later.")
+    ] = False,
 ) -> None:
     """Check host, runtime and pack, and say what to do about each failure.
 
@@ -41,5 +44,6 @@ def preflight(
             strict=strict,
             port=port,
             python=python,
+            with_runtime=not no_runtime,
         )
     )

@@ -17,6 +17,7 @@ def check_and_print(
     strict: bool,
     port: int | None,
     python: str | None,
+    with_runtime: bool = True,
 ) -> int:
     """Print the report on standard output and give the exit code.
 
@@ -28,6 +29,7 @@ def check_and_print(
         strict: warnings fail too.
         port: of the server, the default one when None.
         python: interpreter of the runtime, this one when None.
+        with_runtime: check the runtime; without, host and pack alone.
     """
     from glm53_exl3.probes.preflight import DEFAULT_PORT, PreflightOptions, run_preflight
 
@@ -37,8 +39,9 @@ def check_and_print(
         pack=Path(pack).expanduser() if pack else None,
         port=port or DEFAULT_PORT,
         python=python or sys.executable,
+        with_runtime=with_runtime,
     )
-    if not fast:
+    if not fast and with_runtime:
         print("checking; importing vLLM takes a while", file=sys.stderr)  # noqa: T201
     report = run_preflight(options)
     if as_json:

@@ -18,7 +18,7 @@ _EXTENSION_MODULE: Final = "glm53_exl3_exllamav3_ext"
 #: exl3_moe of exllamav3 takes this many arguments in these releases.
 _ARITY_RELEASES: Final[Mapping[int, str]] = {29: "0.0.x", 30: "1.4.x", 35: "1.5.0 or newer"}
 _DECISIVE: Final = ("mapping", "in-place", "positions")
-_FIXED: Final = "with Nix: nix run .#preflight; without: vLLM 0.31.0 or newer"
+_FIXED: Final = "with Nix: nix run .#serve-upstream; without: vLLM 0.31.0 or newer"
 
 
 def check_exl3(facts: RuntimeFacts) -> CheckResult:
@@ -57,7 +57,7 @@ def check_rivals(facts: RuntimeFacts) -> CheckResult:
 def check_extension(facts: RuntimeFacts) -> CheckResult:
     """The extension has to load, have both functions, and take the arguments that the plugin passes."""
     pins = load_pins()
-    build = f"build it from exllamav3 {pins.exllamav3_version} for torch {pins.torch}; with Nix: nix run .#preflight"
+    build = f"build it from exllamav3 {pins.exllamav3_version} for torch {pins.torch}; with Nix: nix run .#serve"
     error = facts.facts.get("extension", Fact()).error
     if "undefined symbol" in error:
         return EXTENSION.fail(f"built for another torch than {_torch(facts)}: {error}", build)

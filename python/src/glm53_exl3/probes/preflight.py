@@ -13,7 +13,7 @@ from glm53_exl3.pins import RuntimeName, load_pins
 from glm53_exl3.probes import catalogue, gpu, system, toolchain
 from glm53_exl3.probes.environment import ENVIRONMENT_CHECKS, OFFLINE, check_offline
 from glm53_exl3.probes.host import Host, LiveHost
-from glm53_exl3.probes.result import CheckResult, Report, worst_first
+from glm53_exl3.probes.result import Check, CheckResult, Report, worst_first
 from glm53_exl3.probes.runner import Probe, probe, run_probes
 
 DEFAULT_PORT: Final = 8000
@@ -44,6 +44,7 @@ class PreflightOptions:
         pack: folder of the pack; without one no pack is checked, and memory and disk are those for the K2 pack.
         port: where the server is to listen.
         python: interpreter of the runtime.
+        with_runtime: check the interpreter, what is installed in it and its compiler; without, host and pack alone.
     """
 
     runtime: RuntimeName = "fork"
@@ -51,6 +52,7 @@ class PreflightOptions:
     pack: Path | None = None
     port: int = DEFAULT_PORT
     python: str = sys.executable
+    with_runtime: bool = True
 
 
 def run_preflight(options: PreflightOptions, host: Host | None = None) -> Report:
@@ -62,14 +64,21 @@ def run_preflight(options: PreflightOptions, host: Host | None = None) -> Report
     """
     started = time.monotonic()
     machine = host or LiveHost()
-    probes = [*_host_probes(machine, options), *_toolchain_probes(machine, options), *_pack_probes(options)]
+    environment = probe("environment", "runtime", _SECONDS, machine.variables, ENVIRONMENT_CHECKS)
+    probes = [*_host_probes(machine, options), environment, *_pack_probes(options)]
+    if options.with_runtime:
+        probes += [_python_probe(machine, options), *_toolchain_probes(machine, options)]
     if not options.fast:
-        probes += [*_hub_probes(machine), _runtime_probe(machine, options)]
+        probes += _hub_probes(machine)
+    if options.with_runtime and not options.fast:
+        probes.append(_runtime_probe(machine, options))
     results = worst_first([*run_probes(probes), *skipped_checks(options)])
     return Report(results, UNSEEN, options.runtime, options.fast, time.monotonic() - started)
 
 
-def runtime_failures(runtime: RuntimeName = "fork", python: str = sys.executable) -> list[CheckResult]:
+def runtime_failures(
+    runtime: RuntimeName = "fork", python: str = sys.executable, *, with_runtime: bool = True
+) -> list[CheckResult]:
     """Failures that make the download of a pack pointless: of the machine's kind, its GPU and the runtime.
 
     Whatever only says that the moment is bad (a port in use, memory or disk in use) is not among them.
@@ -77,20 +86,29 @@ def runtime_failures(runtime: RuntimeName = "fork", python: str = sys.executable
     Args:
         runtime: `fork` or `upstream`.
         python: interpreter of the runtime.
+        with_runtime: check the runtime; without, the machine alone.
     """
     host, options = LiveHost(), PreflightOptions(runtime=runtime, python=python)
-    probes = [_system_probe(host), _python_probe(host, options), _gpu_probe(host)]
-    results = run_probes([*probes, *_toolchain_probes(host, options), _runtime_probe(host, options)])
+    probes = [_system_probe(host), _gpu_probe(host)]
+    if with_runtime:
+        probes += [_python_probe(host, options), *_toolchain_probes(host, options), _runtime_probe(host, options)]
+    results = run_probes(probes)
     return [result for result in results if result.status == "fail"]
 
 
 def skipped_checks(options: PreflightOptions) -> list[CheckResult]:
     """Checks that these options leave out."""
     without_pack = [check.skip("no --pack") for check in catalogue.PACK] if options.pack is None else []
-    if not options.fast:
-        return without_pack
-    slow = [*catalogue.SLOW, *([catalogue.INVENTORY] if options.pack is not None else [])]
-    return [*(check.skip("left out by --fast") for check in slow), *without_pack]
+    left_out: dict[Check, str] = {}
+    if options.fast:
+        left_out = dict.fromkeys(catalogue.SLOW, "left out by --fast")
+        if options.pack is not None:
+            left_out[catalogue.INVENTORY] = "left out by --fast"
+    if not options.with_runtime:
+        of_runtime = [check for check in catalogue.SLOW if check.scope == "runtime"]
+        of_runtime += [system.PYTHON, *toolchain.TOOLCHAIN]
+        left_out |= dict.fromkeys(of_runtime, "left out by --no-runtime")
+    return [*(check.skip(reason) for check, reason in left_out.items()), *without_pack]
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,6 @@ def _host_probes(host: Host, options: PreflightOptions) -> Sequence[Probe]:
     memory_checks = (system.check_memory, system.check_page_cache, system.check_swap)
     return (
         _system_probe(host),
-        _python_probe(host, options),
         _gpu_probe(host),
         probe("gpu-processes", "host", _SECONDS, lambda: gpu.read_gpu_processes(host), (gpu.check_processes,)),
         probe("memory", "host", _SECONDS, memory, memory_checks),
@@ -195,7 +212,6 @@ def _toolchain_probes(host: Host, options: PreflightOptions) -> Sequence[Probe]:
             lambda: toolchain.read_caches(host),
             (toolchain.check_jit_cache, toolchain.check_locks),
         ),
-        probe("environment", "runtime", _SECONDS, host.variables, ENVIRONMENT_CHECKS),
     )
 
 

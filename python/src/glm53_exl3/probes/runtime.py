@@ -15,7 +15,7 @@ from glm53_exl3.probes.units import version_numbers
 _ARCHITECTURES: Final = ("Glm5NextForConditionalGeneration", "Glm5NextMTPModel")
 #: Packages that are compared with flashinfer-python when they are imported.
 _BINARY_PACKAGES: Final = ("flashinfer-cubin", "flashinfer-jit-cache")
-_NIX: Final = "with Nix: nix run .#preflight"
+_NIX: Final = "with Nix: nix run .#serve"
 
 
 def pip(facts: RuntimeFacts, *arguments: str) -> str:

@@ -98,9 +98,7 @@ def check_python(facts: PythonFacts) -> CheckResult:
     if facts.version is None:
         return PYTHON.fail(f"{facts.executable} does not run", "name the runtime's interpreter: --python PATH")
     measured = f"{facts.version[0]}.{facts.version[1]} ({facts.executable})"
-    hint = (
-        f"with Nix: nix run .#preflight; without: python{wanted} -m venv VENV, install there, --python VENV/bin/python"
-    )
+    hint = f"with Nix: nix run .#serve; without: python{wanted} -m venv VENV, install there, --python VENV/bin/python"
     if f"{facts.version[0]}.{facts.version[1]}" == wanted:
         return PYTHON.ok(measured)
     if facts.runtime == "upstream" and _PYTHONS[0] <= facts.version <= _PYTHONS[1]:

@@ -19,6 +19,8 @@ NINJA: Final = Check("ninja", "ninja", "runtime")
 JIT_CACHE: Final = Check("flashinfer-jit-cache", "FlashInfer's compiled kernels", "runtime")
 LOCKS: Final = Check("extension-locks", "locks of torch extensions", "runtime")
 LDCONFIG: Final = Check("triton-libcuda", "how Triton finds libcuda", "runtime")
+#: All of this module's.
+TOOLCHAIN: Final = (NVCC, CUDA_HOME, HOST_COMPILER, NINJA, LDCONFIG, JIT_CACHE, LOCKS)
 
 #: Newest GCC that nvcc 13.0 takes: `__GNUC__ > 15` is an error in its crt/host_config.h.
 _NEWEST_GCC: Final = 15
@@ -123,7 +125,7 @@ def _gcc_version(host: Host, compiler: str | None) -> str:
 
 
 def _install() -> str:
-    return f"DGX OS: sudo apt install cuda-toolkit-{load_pins().cuda.replace('.', '-')}; with Nix: nix run .#preflight"
+    return f"DGX OS: sudo apt install cuda-toolkit-{load_pins().cuda.replace('.', '-')}; with Nix: nix run .#serve"
 
 
 def check_nvcc(facts: ToolchainFacts) -> CheckResult:
