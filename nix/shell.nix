@@ -1,0 +1,18 @@
+# What a contributor needs; `make check` makes its own Python environment.
+{
+  mkShell,
+  python312,
+  gnumake,
+  shellcheck,
+  nixfmt,
+  patchelf,
+}:
+mkShell {
+  packages = [
+    python312
+    gnumake
+    shellcheck
+    nixfmt
+    patchelf
+  ];
+}

@@ -1,0 +1,24 @@
+"""One copy of the flake for all tests that only read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.nix_flake import copy_tree
+from support.nixos_module import require_program
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The flake, to be left as it is."""
+    require_program("nix")
+    return copy_tree(tmp_path_factory.mktemp("flake"))
+
+
+@pytest.fixture
+def own_tree(tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    require_program("nix")
+    return copy_tree(tmp_path)
