@@ -1,0 +1,66 @@
+"""One real compilation of all units, shared by the tests that look at it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from extension.building import COMPILER_WHEELS, HERE, NEIGHBOUR, TOOL, build, torch_of
+from extension.pinned_wheels import CACHE, PINS, ROOT, fetch, lacking, pinned_file, unpack
+
+
+@pytest.fixture(scope="session")
+def toolkit() -> Path:
+    """CUDA's compiler and its tools, from the pinned wheels."""
+    if sysconfig.get_platform() != "linux-x86_64":
+        lacking("the pinned CUDA compiler is fetched for x86_64 Linux only")
+    wheels = [fetch(name, HERE) for name in (*COMPILER_WHEELS, "nvidia-cuda-cuobjdump")]
+    return unpack("toolkit", [(wheel, ("nvidia/",)) for wheel in wheels]) / "nvidia" / "cu13"
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Path:
+    """The sources of the neighbour release."""
+    return unpack("exllamav3", [(fetch("exllamav3", HERE), ("exllamav3/", "exllamav3-"))])
+
+
+@pytest.fixture(scope="session")
+def cuda_torch() -> Path:
+    return torch_of(HERE)
+
+
+@pytest.fixture(scope="session")
+def built(toolkit: Path, kernels: Path, cuda_torch: Path) -> Path:
+    """Output folder of a build of everything for the pinned GPU; reused while nothing that goes into it changes."""
+    output = CACHE / f"built-{_inputs()}"
+    if not (output / "complete").is_file():
+        shutil.rmtree(output, ignore_errors=True)
+        done = build(
+            *("--source", kernels, "--revision", NEIGHBOUR, "--output", output),
+            *("--cuda-home", toolkit, "--torch", cuda_torch, "--wheel"),
+            SOURCE_DATE_EPOCH="1700000000",
+        )
+        assert done.returncode == 0, done.stderr
+        (output / "complete").write_text(done.stdout)
+    return output
+
+
+def _inputs() -> str:
+    """Digest of everything that the result depends on."""
+    digest = hashlib.sha256(sys.version.encode())
+    digest.update(subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout)
+    for folder in (TOOL, ROOT / "python" / "csrc" / "exllamav3"):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    for name in (*COMPILER_WHEELS, "exllamav3", "torch"):
+        digest.update(pinned_file(name, HERE)[1]["hash"].encode())
+    digest.update(json.dumps([PINS["gpu"], PINS["exllamav3"]]).encode())
+    return digest.hexdigest()[:12]

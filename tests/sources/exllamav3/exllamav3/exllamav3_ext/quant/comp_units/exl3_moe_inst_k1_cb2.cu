@@ -1,0 +1,1 @@
+#include "../exl3_moe.cuh"
