@@ -19,7 +19,7 @@ ALLOWED = {
     "probes": {"probes", "pack", "format"},
     "plan": {"plan", "probes", "pack", "format"},
     "hub": {"hub", "pack", "format"},
-    "serve": {"serve", "demo", "plan", "probes", "pack", "format"},
+    "serve": {"serve", "demo", "plan", "probes", "kernels", "pack", "format"},
     "demo": {"demo"},
     "bench": {"bench", "serve", "probes", "pack", "format"},
     "cli": {"cli", "bench", "demo", "serve", "quantize", "plan", "hub", "probes", "pack", "format"},

@@ -65,7 +65,7 @@ def test_a_pack_goes_below_the_packs_folder_or_below_models(hub: Hub, tmp_path: 
     assert (tmp_path / "packs" / "Pack-K2" / SHARD_1).read_bytes() == FILES[SHARD_1]
 
 
-@pytest.mark.parametrize("way", ["environment", "file", "library"])
+@pytest.mark.parametrize("way", ["environment", "file", "credential", "library"])
 @pytest.mark.parametrize("outcome", ["fetched", "refused"])
 def test_the_token_is_sent_and_never_written(hub: Hub, tmp_path: Path, way: str, outcome: str) -> None:
     hub.add("me/pack", FILES, token=TOKEN if outcome == "fetched" else "hf_other")
@@ -76,6 +76,10 @@ def test_the_token_is_sent_and_never_written(hub: Hub, tmp_path: Path, way: str,
         (tmp_path / "token").write_text(f"{TOKEN}\n")
         arguments += ["--token-file", tmp_path / "token"]
         changes["HF_TOKEN"] = "hf_wrong"
+    elif way == "credential":
+        (tmp_path / "credentials").mkdir()
+        (tmp_path / "credentials" / "hub-token").write_text(f"{TOKEN}\n")
+        changes |= {"CREDENTIALS_DIRECTORY": str(tmp_path / "credentials"), "HF_TOKEN": "hf_wrong"}
     else:
         (tmp_path / "hf").mkdir()
         (tmp_path / "hf" / "token").write_text(TOKEN)
@@ -212,8 +216,8 @@ def gate(*, anyway: bool) -> command._Gate:
 def failing_runtime(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
-    def runtime_failures(runtime: str) -> list[CheckResult]:
-        calls.append(runtime)
+    def runtime_failures(runtime: str, *, with_runtime: bool) -> list[CheckResult]:
+        calls.append(runtime if with_runtime else "machine")
         return [CheckResult("gpu", "GPU", "fail", "none found", "nvidia-smi", "host")]
 
     monkeypatch.setattr(preflight, "runtime_failures", runtime_failures)
@@ -241,6 +245,15 @@ def test_anyway_shows_what_is_not_ready_once_and_goes_on(
     asked.before_download(92 << 30)
     assert capsys.readouterr().err.count("FAIL  GPU: none found") == 1
     assert failing_runtime == ["upstream"]
+
+
+def test_without_the_runtime_only_the_machine_is_asked(failing_runtime: list[str]) -> None:
+    asked = command._Gate(
+        parse_wanted("me/pack", None, {}), Recorder(), "upstream", anyway=False, accepted=False, with_runtime=False
+    )
+    with pytest.raises(Glm53Error, match="1 check of the machine failed"):
+        asked.before_download(91 << 30)
+    assert failing_runtime == ["machine"]
 
 
 def test_a_large_pack_is_not_begun_on_a_runtime_that_is_not_ready(

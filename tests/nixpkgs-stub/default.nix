@@ -79,7 +79,13 @@ let
     gcc14 = final.stdenv.cc;
     runtimeShell = "/bin/bash";
     python312 =
-      fromSystem "stub-python3" "mkdir -p $out/bin; for name in python python3 python3.12; do ln -s /usr/bin/python3 $out/bin/$name; done"
+      # The real one where Debian's tools have it. With another, what is installed for 3.12 does not import.
+      fromSystem "stub-python3" ''
+        mkdir -p $out/bin
+        real=/usr/bin/python3.12
+        [ -e $real ] || real=/usr/bin/python3
+        for name in python python3 python3.12; do ln -s $real $out/bin/$name; done
+      ''
       // rec {
         interpreter = "${final.python312}/bin/python3.12";
         pythonVersion = "3.12";

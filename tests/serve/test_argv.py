@@ -178,6 +178,7 @@ def test_environment_is_without_telemetry_and_network() -> None:
         "PYTHONUNBUFFERED": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "64",
+        "VLLM_HOST_IP": "127.0.0.1",
         "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
     }
     whole = command.whole_environment({"PATH": "/bin", "DO_NOT_TRACK": "0"})
@@ -214,6 +215,23 @@ def test_ranks_share_the_cores_unless_the_user_bound_them() -> None:
     assert command_of(settings, num_cores=1).environment["OMP_NUM_THREADS"] == "1"
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7", "OMP_NUM_THREADS": "3"}
     assert not bound.keys() & command_of(settings, inherited=bound).environment.keys()
+
+
+def test_each_machine_has_its_share_of_the_ranks_and_its_address_on_the_link() -> None:
+    pair = settings_of(profile="demo", tensor_parallel=4, nodes=2, node_rank=1, master_address="10.0.0.1")
+    command = command_of(pair, num_cores=8, node_address="10.0.0.2", api_key=KEY)
+    assert command.environment["OMP_NUM_THREADS"] == "4"
+    assert command.environment["VLLM_HOST_IP"] == "10.0.0.2"
+    assert "--headless" in command.argv
+    # Without an API there is nothing to guard.
+    assert "--middleware" not in command.argv
+    inherited = {"VLLM_HOST_IP": "10.0.0.3"}
+    assert "VLLM_HOST_IP" not in command_of(pair, inherited=inherited, node_address="10.0.0.2").environment
+    assert command_of(settings_of()).environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert "VLLM_HOST_IP" not in command_of(pair).environment
+    one_each = settings_of(profile="demo", tensor_parallel=2, nodes=2, master_address="10.0.0.1")
+    assert "OMP_NUM_THREADS" not in command_of(one_each, num_cores=8).environment
+    assert "--headless" not in command_of(one_each).argv
 
 
 def test_key_is_in_the_environment_alone_and_shown_nowhere() -> None:

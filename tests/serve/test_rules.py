@@ -49,6 +49,9 @@ BROKEN: dict[str, list[tuple[dict[str, Any], dict[str, str]]]] = {
         ({"extra": ["--max-model", "1"]}, {}),
         ({"extra": ["--no-enable-prefix-caching"]}, {}),
         ({"extra": ["-tp", "2"]}, {}),
+        ({"extra": ["-n", "2"]}, {}),
+        ({"extra": ["-r=1"]}, {}),
+        ({"extra": ["--master-addr", "10.0.0.1"]}, {}),
         ({"extra": ["-q=exl3"]}, {}),
         ({"extra": ["--gpu-memory-utilization", "0.9"]}, {}),
         ({"extra": ["--no-skip-mm-profiling"]}, {}),
@@ -76,6 +79,18 @@ BROKEN: dict[str, list[tuple[dict[str, Any], dict[str, str]]]] = {
         ({"force": True, "extra": ["--cudagraph-capture-sizes", "1", "2", "4"]}, {}),
     ],
     "open-without-key": [({"host": host}, {}) for host in ("0.0.0.0", "::", "192.168.1.20", "spark.local")],
+    "node-rank": [
+        ({"node_rank": 1}, {}),
+        ({"nodes": 2, "node_rank": 2, "tensor_parallel": 2, "memory_plan": False, "master_address": "10.0.0.1"}, {}),
+    ],
+    "master-address": [
+        ({"nodes": 2, "tensor_parallel": 2, "memory_plan": False}, {}),
+        ({"master_address": "10.0.0.1"}, {}),
+    ],
+    "node-shares": [
+        ({"nodes": 2, "tensor_parallel": ranks, "memory_plan": False, "master_address": "10.0.0.1"}, {})
+        for ranks in (1, 3)
+    ],
     "plan-ranks": [({"tensor_parallel": 2}, {})],
 }
 FORCEABLE = {rule.id for rule in RULES if rule.can_be_forced}
@@ -144,6 +159,10 @@ def test_profiles_break_no_rule(settings: Any) -> None:
         {"speculation": "none", "capture_sizes": [1]},
         {"extra": ["--compilation-config", "not JSON", "--kernel-config"]},
         {"tensor_parallel": 2, "memory_plan": False},
+        {"nodes": 2, "tensor_parallel": 4, "memory_plan": False, "master_address": "10.0.0.1"},
+        # It has no API that could be open.
+        {"nodes": 2, "node_rank": 1, "host": "0.0.0.0"}
+        | {"tensor_parallel": 2, "memory_plan": False, "master_address": "10.0.0.1"},
         {"host": "0.0.0.0", "allow_open": True},
         {"host": "127.8.8.8"},
         {"runtime": "upstream", "extra": ["--kda-decode-backend", "x"]},
@@ -178,10 +197,13 @@ def test_capture_sizes_hint_holds_the_missing_size() -> None:
 
 def test_every_flag_that_is_passed_has_a_setting_to_use_instead() -> None:
     passed: set[str] = set()
-    for settings in [*combinations(), settings_of(tensor_parallel=2, expert_parallel=True, memory_plan=False)]:
+    ranks = {"tensor_parallel": 2, "expert_parallel": True, "memory_plan": False}
+    pair = {"nodes": 2, "node_rank": 1, "master_address": "10.0.0.1"}
+    for settings in [*combinations(), settings_of(**ranks), settings_of(**ranks, **pair)]:
         argv = command_of(settings, chat_template=Path("/t")).argv
         passed |= {argument.replace("--no-", "--") for argument in argv if argument.startswith("--")}
-    assert passed - {"--speculative-config"} <= set(FLAGS_OF_SETTINGS)
+    # A rule of its own is about --headless.
+    assert passed - {"--speculative-config", "--headless"} <= set(FLAGS_OF_SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class Run:
     vigilance: Vigilance = field(default_factory=lambda: Vigilance(stop_seconds=2))
     canary: Callable[[], str] = lambda: "sane"
     probe: Callable[[], str] = lambda: "one token"
+    machine_0: Callable[[], bool] | None = None
     free: Callable[[], HostMemory] = lambda: memory(64 * GIB)
     environment: dict[str, str] = field(default_factory=dict)
     on_say: Callable[[str], None] = lambda line: None
@@ -70,6 +71,7 @@ class Run:
             engine=self.engine,
             canary=self.canary,
             probe=self.probe,
+            machine_0=self.machine_0,
             memory=self.free,
         )
         supervisor = Supervisor(self.vigilance, senses, Notifier(self.environment), self.say)
@@ -292,6 +294,47 @@ def test_systemd_hears_of_ready_only_after_the_canary(tmp_path: Path) -> None:
     assert order == ["CANARY", "READY=1", "STOPPING=1"]
     assert "STATUS=loading weights" in heard
     assert "EXTEND_TIMEOUT_USEC=30000000" in heard
+
+
+def never() -> str:
+    raise AssertionError("a machine without an API has nothing to ask")
+
+
+def test_a_machine_without_an_api_is_ready_once_its_ranks_start_and_is_not_asked() -> None:
+    # It would stand still here, were its start seen through to the end.
+    run = Run(["--stall", "starting the engine"], vigilance=Vigilance(headless=True), canary=never)
+    run.on_say = end_when_ready()
+    assert run() == 0
+    assert "canary: not asked" in run.text
+
+
+def test_a_machine_without_an_api_that_never_starts_is_a_stall() -> None:
+    limits = Vigilance(headless=True, stop_seconds=1, phase_limits={"importing vLLM": 0.5})
+    run = Run(["--stall", "importing vLLM"], vigilance=limits, canary=never)
+    assert run() == ServeExit.STALL
+    assert "ready after" not in run.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [("--die", 9), ("--raise-error", ServeExit.REFUSED)], ids=["its own", "a bad pack"]
+)
+def test_a_machine_without_an_api_ends_with_the_code_of_its_cause_although_it_was_ready(fault: str, code: int) -> None:
+    run = Run([fault, "compiling", "--pause", "0.5"], vigilance=Vigilance(headless=True), canary=never)
+    assert run() == code
+    assert "ready after" in run.text
+
+
+def test_a_machine_is_ended_when_machine_0_has_gone_and_not_before_it_came() -> None:
+    before = time.monotonic()
+    # It comes after 0.8 s and goes after 1.6 s.
+    run = Run(
+        vigilance=Vigilance(headless=True, lost_seconds=0.5, stop_seconds=5),
+        canary=never,
+        machine_0=lambda: 0.8 < time.monotonic() - before < 1.6,
+    )
+    assert run() == ServeExit.STALL
+    assert time.monotonic() - before > 2.0
+    assert "error: machine-lost: machine 0 has been gone for " in run.text
 
 
 def test_output_passes_through_byte_for_byte_and_errors_stay_errors(tmp_path: Path) -> None:

@@ -124,6 +124,20 @@ def test_ranks_middleware_and_template_are_flags_of_vllm(parser: Any) -> None:
     assert {"--middleware", "--chat-template"} <= options(parser)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_machines_are_flags_of_vllm_and_a_second_one_has_no_api(parser: Any, rank: int) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+
+    pair = {"nodes": 2, "node_rank": rank, "master_address": "169.254.10.1", "master_port": 29_600}
+    stated = parse(parser, settings_of(tensor_parallel=2, memory_plan=False, **pair))
+    validate_parsed_serve_args(stated)
+    engine = AsyncEngineArgs.from_cli_args(stated)
+    assert (engine.nnodes, engine.node_rank, engine.tensor_parallel_size) == (2, rank, 2)
+    assert (engine.master_addr, engine.master_port) == ("169.254.10.1", 29_600)
+    assert stated.headless is (rank == 1)
+
+
 def test_forced_flag_wins_over_ours(parser: Any) -> None:
     stated = parse(parser, settings_of(extra=["--max-model-len", "77"], force=True))
     assert stated.max_model_len == 77
@@ -166,7 +180,7 @@ def test_variables_of_vllm_exist() -> None:
         assert ours <= known
     assert "VLLM_API_KEY" in known
     assert "VLLM_ATTENTION_BACKEND" not in known
-    assert "VLLM_CPU_OMP_THREADS_BIND" in known
+    assert {"VLLM_CPU_OMP_THREADS_BIND", "VLLM_HOST_IP"} <= known
 
 
 def test_a_pack_on_disk_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glm53_exl3.probes.memory import HostMemory
-from glm53_exl3.serve.watch import EngineState, Watchdog, below_floor, parse_metrics
+from glm53_exl3.serve.watch import EngineState, LostMachine, Watchdog, below_floor, parse_metrics
 
 GIB = 1 << 30
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -55,3 +55,19 @@ def test_the_floor_looks_at_available_memory_and_not_at_the_page_cache() -> None
     low = HostMemory(128 * GIB, 1 * GIB, 1 * GIB, 0, 0, 0)
     assert below_floor(low, 2 * GIB) == "the host has 1.00 GiB left, less than the floor of 2.00 GiB"
     assert below_floor(low, 1 * GIB) is None
+
+
+def test_a_machine_that_never_came_is_waited_for() -> None:
+    lost = LostMachine(15)
+    assert [lost.check(False, now) for now in (0, 100, 10_000)] == [None, None, None]
+
+
+def test_a_machine_that_went_is_lost_after_the_limit_and_not_when_it_comes_back() -> None:
+    lost = LostMachine(15)
+    assert lost.check(True, 100) is None
+    assert lost.check(False, 115) is None
+    assert lost.check(True, 120) is None
+    assert lost.check(False, 135) is None
+    reason = lost.check(False, 136)
+    assert reason is not None
+    assert "gone for 16 s" in reason

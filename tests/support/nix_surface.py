@@ -1,6 +1,7 @@
 """Which attributes of nixpkgs the Nix files use, read from their text.
 
-`python tests/support/nix_surface.py` rewrites tests/nixpkgs-surface.json, which the flake's check asserts on a real nixpkgs.
+`python tests/support/nix_surface.py` rewrites tests/nixpkgs-surface.json; a check of the flake asserts it on a real
+nixpkgs.
 """
 
 from __future__ import annotations

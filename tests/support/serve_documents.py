@@ -29,6 +29,17 @@ REFRESH = f".venv/bin/python {Path(__file__).relative_to(ROOT)}"
 #: Settings behind each golden.
 GOLDEN_SETTINGS: dict[str, dict[str, Any]] = {name: {"profile": name} for name in PROFILES} | {
     "chat-dflash2": {"profile": "chat", "speculation": "dflash2", "draft": DRAFT, "draft_quantization": "fp8"},
+    **{
+        f"two-machines-{rank}": {
+            "runtime": "upstream",
+            "tensor_parallel": 2,
+            "memory_plan": False,
+            "nodes": 2,
+            "node_rank": rank,
+            "master_address": "169.254.10.1",
+        }
+        for rank in (0, 1)
+    },
     "max-mtp-upstream": {"profile": "max", "speculation": "mtp", "runtime": "upstream"},
 }
 

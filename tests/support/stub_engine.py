@@ -52,6 +52,7 @@ class Answers(BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds between two phases")
     parser.add_argument("--stall", default="", help="phase in which to stand still")
     parser.add_argument("--die", default="", help="phase in which to end with code 9")
     parser.add_argument("--raise-error", default="", help="phase in which one of our errors ends it")
@@ -77,7 +78,7 @@ def main() -> None:
             print("glm53_exl3.errors.PackError: error: shard-truncated: x.safetensors is short", flush=True)
             print("  expected: 8 bytes\n\nhint: fetch it again", flush=True)
             sys.exit(1)
-        time.sleep(0.02)
+        time.sleep(state.pause)
     Answers.state = state
     server = ThreadingHTTPServer(("127.0.0.1", state.port), Answers)
     if state.die_after:

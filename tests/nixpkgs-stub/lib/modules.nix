@@ -11,8 +11,6 @@ let
     foldl'
     functionArgs
     head
-    intersectAttrs
-    isAttrs
     isFunction
     length
     listToAttrs
@@ -54,24 +52,23 @@ let
     else
       [ value ];
 
+  # As in nixpkgs, what a priority is given to is not looked at before it has won: a default may not be there.
   withPriority =
     definition:
-    concatMap (
+    map (
       value:
       if value._type or null == "override" then
-        map (inner: {
+        {
           inherit (definition) file;
           inherit (value) priority;
-          value = inner;
-        }) (discharge value.content)
+          value = value.content;
+        }
       else
-        [
-          {
-            inherit (definition) file;
-            priority = priorities.plain;
-            inherit value;
-          }
-        ]
+        {
+          inherit (definition) file;
+          priority = priorities.plain;
+          inherit value;
+        }
     ) (discharge definition.value);
 
   least = foldl' (a: b: if b < a then b else a);
@@ -187,7 +184,12 @@ let
               modules = state.modules ++ [ loaded ];
             }
           ) deeper;
-      number = prefix: items: map (at: { module = builtins.elemAt items at; position = "${prefix}${toString (at + 1)}"; }) (builtins.genList (at: at) (length items));
+      number =
+        prefix: items:
+        builtins.genList (at: {
+          module = builtins.elemAt items at;
+          position = "${prefix}${toString (at + 1)}";
+        }) (length items);
     in
     (foldl' step {
       seen = [ ];
@@ -218,8 +220,19 @@ let
   mergeTree =
     loc: options: configs:
     let
-      pushed = concatMap (each: map (value: { inherit (each) file; inherit value; }) (pushDown each.value)) configs;
-      of = name: concatMap (each: if each.value ? ${name} then [ { inherit (each) file; value = each.value.${name}; } ] else [ ]) pushed;
+      pushed = concatMap (
+        each:
+        map (value: {
+          inherit (each) file;
+          inherit value;
+        }) (pushDown each.value)
+      ) configs;
+      of =
+        name:
+        map (each: {
+          inherit (each) file;
+          value = each.value.${name};
+        }) (filter (each: each.value ? ${name}) pushed);
       results = mapAttrs (
         name: option:
         let
@@ -237,7 +250,12 @@ let
     in
     {
       options = mapAttrs (_: each: each.options) results;
-      unmatched = map (name: { loc = loc ++ [ name ]; definitions = of name; }) strays ++ concatMap (name: results.${name}.unmatched) (attrNames results);
+      unmatched =
+        map (name: {
+          loc = loc ++ [ name ];
+          definitions = of name;
+        }) strays
+        ++ concatMap (name: results.${name}.unmatched) (attrNames results);
     };
 
   valuesOf = mapAttrs (_: each: if isOption each then each.value else valuesOf each);

@@ -24,7 +24,8 @@ rec {
     loc:
     builtins.concatStringsSep "." (
       map (
-        part: if builtins.match "[a-zA-Z_][a-zA-Z0-9_'-]*" part != null || part == "<name>" then part else builtins.toJSON part
+        part:
+        if builtins.match "[a-zA-Z_][a-zA-Z0-9_'-]*|<name>" part != null then part else builtins.toJSON part
       ) loc
     );
 
@@ -32,7 +33,11 @@ rec {
   showValue =
     value:
     {
-      set = if value.type or null == "derivation" then "<derivation ${value.name or "?"}>" else "{ ${builtins.concatStringsSep " " (builtins.attrNames value)} }";
+      set =
+        if value.type or null == "derivation" then
+          "<derivation ${value.name or "?"}>"
+        else
+          "{ ${builtins.concatStringsSep " " (builtins.attrNames value)} }";
       list = "[ ${builtins.concatStringsSep " " (map showValue value)} ]";
       lambda = "<function>";
       path = toString value;

@@ -78,18 +78,10 @@ let
       names = attrNames (foldl' (all': each: all' // each.value) { } definitions);
       of =
         name:
-        concatMap (
-          each:
-          if each.value ? ${name} then
-            [
-              {
-                inherit (each) file;
-                value = each.value.${name};
-              }
-            ]
-          else
-            [ ]
-        ) definitions;
+        map (each: {
+          inherit (each) file;
+          value = each.value.${name};
+        }) (filter (each: each.value ? ${name}) definitions);
       evaluated = map (name: {
         inherit name;
         value = lib.evalDefinitions (loc ++ [ name ]) element (of name);

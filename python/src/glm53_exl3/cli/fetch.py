@@ -40,7 +40,10 @@ def fetch(
     ] = None,
     parallel: Annotated[int, typer.Option(help="Files downloaded at once.", min=1, max=64)] = 8,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with an access token; HF_TOKEN or the Hub's own file by default.")
+        Path | None,
+        typer.Option(
+            help="File with an access token; the credential hub-token, HF_TOKEN or the Hub's own file by default."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Hash every file; fetch the damaged again.")] = False,
@@ -49,6 +52,9 @@ def fetch(
         Literal["fork", "upstream"], typer.Option(help="Which runtime is to serve it; checked before 1 GiB and more.")
     ] = "fork",
     anyway: Annotated[bool, typer.Option("--anyway", help="Go on although the runtime is not ready.")] = False,
+    no_runtime: Annotated[
+        bool, typer.Option("--no-runtime", help="Check the host alone: the runtime is elsewhere or comes later.")
+    ] = False,
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="Accept a licence with restrictions.")
     ] = False,
@@ -71,9 +77,10 @@ def fetch(
     output = reporter(stderr, quiet=quiet)
     work = _prepare(FetchOptions(wanted, target, parallel, repair), token_file, offline, output)
     if dry_run:
-        _describe(work, target, runtime)
+        _describe(work, target, runtime, with_runtime=not no_runtime)
         return
-    outcome = work.run(_Gate(wanted, output, runtime, anyway=anyway, accepted=accept_licence))
+    gate = _Gate(wanted, output, runtime, anyway=anyway, accepted=accept_licence, with_runtime=not no_runtime)
+    outcome = work.run(gate)
     _conclude(outcome, output)
     stdout.print(str(target), markup=False)
 
@@ -129,7 +136,7 @@ def _find(finder: Finder, token_file: Path | None, offline: bool) -> tuple[Sourc
     return finder.online(client), client
 
 
-def _describe(work: Fetch, target: Path, runtime: RuntimeName) -> None:
+def _describe(work: Fetch, target: Path, runtime: RuntimeName, *, with_runtime: bool) -> None:
     """Print the plan and write nothing."""
     plan, commit = work.plan, work.plan.commit
     there = sum(file.num_bytes for file in plan.trusted)
@@ -152,7 +159,7 @@ def _describe(work: Fetch, target: Path, runtime: RuntimeName) -> None:
         state = states.get(file, f"to download from {begun:,}" if begun else "to download")
         stdout.print(f"  {file.num_bytes:>15,} B  {file.path}  {state}", markup=False)
     if plan.bytes_to_download > _LARGE_BYTES:
-        _show_runtime_failures(runtime)
+        _show_runtime_failures(runtime, with_runtime=with_runtime)
 
 
 def _conclude(outcome: Outcome, output: Reporter) -> None:
@@ -173,12 +180,22 @@ def _conclude(outcome: Outcome, output: Reporter) -> None:
 class _Gate:
     """Asks the user, or the options, what has to be settled before a download."""
 
-    def __init__(self, wanted: Wanted, output: Reporter, runtime: RuntimeName, *, anyway: bool, accepted: bool) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        output: Reporter,
+        runtime: RuntimeName,
+        *,
+        anyway: bool,
+        accepted: bool,
+        with_runtime: bool = True,
+    ) -> None:
         self._wanted = wanted
         self._output = output
         self._runtime = runtime
         self._anyway = anyway
         self._accepted = accepted
+        self._with_runtime = with_runtime
         self._checked = False
 
     def accept_terms(self, terms: Terms) -> None:
@@ -203,12 +220,13 @@ class _Gate:
         if num_bytes <= _LARGE_BYTES or self._checked:
             return
         self._checked = True
-        self._output.note("checking whether the runtime could serve it ...")
-        num_failures = _show_runtime_failures(self._runtime)
+        what = "runtime" if self._with_runtime else "machine"
+        self._output.note(f"checking whether the {what} could serve it ...")
+        num_failures = _show_runtime_failures(self._runtime, with_runtime=self._with_runtime)
         if num_failures and not self._anyway:
             raise HubError(
                 "runtime-not-ready",
-                f"{num_failures} check{'s' if num_failures > 1 else ''} of the runtime failed, so what would be "
+                f"{num_failures} check{'s' if num_failures > 1 else ''} of the {what} failed, so what would be "
                 "downloaded could not be served yet",
                 hint=f"glm53-exl3 preflight says more; to download all the same: {_same_command('--anyway')}",
             )
@@ -218,11 +236,11 @@ def _same_command(option: str) -> str:
     return shlex.join(["glm53-exl3", *sys.argv[1:], option])
 
 
-def _show_runtime_failures(runtime: RuntimeName) -> int:
-    """Print what keeps the runtime from serving a pack; returns how much that is."""
+def _show_runtime_failures(runtime: RuntimeName, *, with_runtime: bool) -> int:
+    """Print what keeps machine and runtime from serving a pack; returns how much that is."""
     from glm53_exl3.probes.preflight import runtime_failures
 
-    failures = runtime_failures(runtime)
+    failures = runtime_failures(runtime, with_runtime=with_runtime)
     for check in failures:
         stderr.print(f"FAIL  {check.title}: {check.measured}", markup=False)
         if check.hint:

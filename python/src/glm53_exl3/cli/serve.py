@@ -138,6 +138,7 @@ def _command(settings: Settings, plan: MemoryPlan | None, api_key: ApiKey | None
     from glm53_exl3.serve.argv import build_command
     from glm53_exl3.serve.chat_template import find_chat_template
     from glm53_exl3.serve.gate import num_cores
+    from glm53_exl3.serve.nodes import own_address
 
     return build_command(
         settings,
@@ -146,6 +147,7 @@ def _command(settings: Settings, plan: MemoryPlan | None, api_key: ApiKey | None
         api_key=api_key,
         chat_template=find_chat_template(settings),
         num_cores=num_cores(),
+        node_address=own_address(settings.master_address) if settings.master_address else None,
     )
 
 
@@ -153,7 +155,7 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
     from glm53_exl3.plan.memory import GIB
     from glm53_exl3.serve.boot_canary import ask_one_token, run_canary
     from glm53_exl3.serve.notify import Notifier
-    from glm53_exl3.serve.senses import engine_state, is_healthy
+    from glm53_exl3.serve.senses import engine_state, is_healthy, is_listening
     from glm53_exl3.serve.settings import phase_limits
     from glm53_exl3.serve.supervisor import Senses, Supervisor, Vigilance
 
@@ -162,14 +164,19 @@ def _supervise(settings: Settings, command: ServerCommand, api_key: ApiKey | Non
         healthy=lambda: is_healthy(command.url, command.served_name, command.headers),
         engine=lambda: engine_state(command.url),
         canary=(lambda: run_canary(command.url, command.served_name, settings.pack, key)) if settings.canary else None,
+        machine_0=(lambda: is_listening(str(settings.master_address), settings.master_port))
+        if settings.headless
+        else None,
         probe=lambda: ask_one_token(command.url, command.served_name, key),
     )
     vigilance = Vigilance(
         # The plan leaves the whole floor; what the host itself takes and gives back must not end a server.
         floor_bytes=int(settings.floor * GIB / 2),
-        watchdog_seconds=settings.watchdog,
+        # Another machine has the metrics, and watches this one through them.
+        watchdog_seconds=0 if settings.headless else settings.watchdog,
         stop_seconds=settings.limit_stop,
         phase_limits=phase_limits(settings),
+        headless=settings.headless,
     )
     supervisor = Supervisor(vigilance, senses, Notifier(os.environ), _say)
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -10,16 +11,20 @@ from glm53_exl3.hub.errors import HubError
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,512}")
 _HIDDEN: Final = "<token>"
+#: `LoadCredential=hub-token:/path` of a unit puts the file of this name into $CREDENTIALS_DIRECTORY.
+CREDENTIAL: Final = "hub-token"
 
 
 def read_token(token_file: Path | None) -> str | None:
     """The token to send, None when there is none.
 
-    A file that was named comes first; otherwise huggingface_hub looks in `HF_TOKEN` and then in its own token file.
+    A file that was named comes first, then the systemd credential `hub-token`; otherwise huggingface_hub looks in
+    `HF_TOKEN` and then in its own token file.
 
     Raises:
         HubError: `token-file`: the file cannot be read, or what was found cannot be a token.
     """
+    token_file = token_file or _credential()
     if token_file is None:
         return _from_library()
     try:
@@ -34,6 +39,12 @@ def read_token(token_file: Path | None) -> str | None:
 def hide_token(text: str, token: str | None) -> str:
     """A text without the token, should a server have echoed it."""
     return text.replace(token, _HIDDEN) if token else text
+
+
+def _credential() -> Path | None:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory) / CREDENTIAL if directory else None
+    return path if path is not None and path.exists() else None
 
 
 def _from_library() -> str | None:

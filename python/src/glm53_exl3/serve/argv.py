@@ -62,6 +62,7 @@ def build_command(
     api_key: ApiKey | None = None,
     chat_template: Path | None = None,
     num_cores: int = 1,
+    node_address: str | None = None,
     python: str = sys.executable,
 ) -> ServerCommand:
     """The command that serves a pack.
@@ -72,7 +73,8 @@ def build_command(
         inherited: environment that vLLM will inherit.
         api_key: that clients must send; None asks for none, whatever is inherited.
         chat_template: as `find_chat_template` gives it.
-        num_cores: CPU cores for all ranks together.
+        num_cores: CPU cores for all ranks of this machine together.
+        node_address: of this machine for the others, as `nodes.own_address` finds it; None without others.
         python: interpreter of the runtime.
 
     Raises:
@@ -93,11 +95,11 @@ def build_command(
     argv += _measured_arguments(settings) if plan is None else memory_arguments(plan)
     argv += _parallel_arguments(settings)
     argv += _request_arguments(settings, chat_template)
-    if api_key is not None:
+    if api_key is not None and not settings.headless:
         argv += ["--middleware", MIDDLEWARE]
     return ServerCommand(
         argv=(*argv, *settings.extra),
-        environment=_environment(settings, inherited, api_key, num_cores),
+        environment=_environment(settings, inherited, api_key, num_cores, node_address),
         url=f"http://{_client_host(settings.host)}:{settings.port}",
         served_name=settings.served_name,
     )
@@ -192,7 +194,12 @@ def _speculative_config(settings: Settings) -> dict[str, str | int]:
 
 def _parallel_arguments(settings: Settings) -> list[str]:
     argv = ["--tensor-parallel-size", str(settings.tensor_parallel)] if settings.tensor_parallel > 1 else []
-    return [*argv, "--enable-expert-parallel"] if settings.expert_parallel else argv
+    if settings.expert_parallel:
+        argv += ["--enable-expert-parallel"]
+    if settings.nodes > 1:
+        argv += ["--nnodes", str(settings.nodes), "--node-rank", str(settings.node_rank)]
+        argv += ["--master-addr", str(settings.master_address), "--master-port", str(settings.master_port)]
+    return [*argv, "--headless"] if settings.headless else argv
 
 
 def _request_arguments(settings: Settings, chat_template: Path | None) -> list[str]:
@@ -212,7 +219,11 @@ def _request_arguments(settings: Settings, chat_template: Path | None) -> list[s
 
 
 def _environment(
-    settings: Settings, inherited: Mapping[str, str], api_key: ApiKey | None, num_cores: int
+    settings: Settings,
+    inherited: Mapping[str, str],
+    api_key: ApiKey | None,
+    num_cores: int,
+    node_address: str | None,
 ) -> dict[str, str]:
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -226,6 +237,11 @@ def _environment(
     if api_key is not None or inherited.get(KEY_VARIABLE):
         variables[KEY_VARIABLE] = "" if api_key is None else api_key.value
     tuning = memory_environment() | _rank_environment(settings, num_cores)
+    # vLLM's processes would otherwise reach each other by the address of the default route: open to the network on one
+    # machine, and perhaps not on the link between several.
+    address = LOOPBACK if settings.nodes == 1 else node_address
+    if address is not None:
+        tuning["VLLM_HOST_IP"] = address
     if settings.runtime == "fork":
         # Upstream's wheels run on other GPUs too, so there FlashInfer asks the GPU itself.
         tuning["FLASHINFER_CUDA_ARCH_LIST"] = f"{load_pins().gpu_capability}a"
@@ -237,11 +253,11 @@ def _rank_environment(settings: Settings, num_cores: int) -> dict[str, str]:
 
     Several ranks therefore share the cores unbound.
     """
-    if settings.tensor_parallel == 1:
+    if settings.local_ranks <= 1:
         return {}
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, num_cores // settings.tensor_parallel)),
+        "OMP_NUM_THREADS": str(max(1, num_cores // settings.local_ranks)),
     }
 
 

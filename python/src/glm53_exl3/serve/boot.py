@@ -27,7 +27,7 @@ class Phase:
 #: compiler runs, and generous elsewhere, so that what they catch is a stall.
 PHASES: Final[tuple[Phase, ...]] = (
     Phase("importing vLLM", "", 300),
-    Phase("starting the engine", r"Initializing a V\d LLM engine", 300),
+    Phase("starting the engine", r"Initializing a V\d LLM engine|headless multiproc executor", 300),
     Phase("loading weights", r"Starting to load model|Loading weights|Loading safetensors|loading weights:", 300),
     Phase("compiling", r"Model loading took|Loading weights took|Starting torch\.compile|torch\.compile cache", 1800),
     Phase("allocating the KV cache", r"Available KV cache memory|KV cache size: |# (GPU|CPU) blocks", 300),

@@ -17,7 +17,9 @@ _SHORT: Final = {
     "-ac": "--attention-config",
     "-cc": "--compilation-config",
     "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
     "-q": "--quantization",
+    "-r": "--node-rank",
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }

@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
-from glm53_exl3.errors import ServerError
+from glm53_exl3.errors import KernelError, ServerError
+from glm53_exl3.kernels.settings import KERNEL_VARIABLE, Backend, kernel_settings
 from glm53_exl3.pack import files
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.plan.memory import GIB
 from glm53_exl3.plan.planner import MemoryPlan, plan_memory
 from glm53_exl3.plan.sources import read_plan_sources
+from glm53_exl3.probes.gpu import read_gpus
+from glm53_exl3.probes.host import Host, LiveHost
 from glm53_exl3.probes.memory import HostMemory, read_host_memory
 from glm53_exl3.probes.preflight import PreflightOptions, run_preflight
 from glm53_exl3.probes.result import Report
@@ -37,11 +41,14 @@ def open_gate(settings: Settings, say: Callable[[str], None]) -> MemoryPlan | No
 
     Raises:
         ServerError: `port-taken` or `preflight-failed`.
+        KernelError: `reference-graphs`, no backend for CUDA graphs.
         PackError: the pack is not sound.
         FormatError: the pack is not EXL3.
         PlanError: the plan cannot be made; one that does not fit is returned with its problems.
     """
-    require_free(settings.port, settings.host)
+    if not settings.headless:
+        require_free(settings.port, settings.host)
+    require_recordable(settings, LiveHost())
     if settings.preflight:
         _require_clean(_preflight(settings), say)
     else:
@@ -58,6 +65,28 @@ def open_gate(settings: Settings, say: Callable[[str], None]) -> MemoryPlan | No
         # After the plan, which counts what is in the cache as used.
         _apply("warm", shards, say)
     return plan
+
+
+def require_recordable(settings: Settings, host: Host) -> None:
+    """Refuse now what the plugin would refuse once the weights are loaded: CUDA graphs without a backend for them.
+
+    Args:
+        settings: of the server.
+        host: the machine.
+
+    Raises:
+        KernelError: `reference-graphs`.
+    """
+    backends = set(get_args(Backend)) - {"auto", "reference"}
+    if settings.enforce_eager or (backends and kernel_settings().backend != "reference") or not read_gpus(host).gpus:
+        return
+    raise KernelError(
+        "reference-graphs",
+        "the experts would run by the reference backend, which no CUDA graph can hold",
+        expected="a backend for this GPU, which is not part of this release" if not backends else "another backend",
+        found=f"backends: {', '.join(sorted(backends | {'reference'}))}",
+        hint="--enforce-eager, exact and slow" if not backends else f"unset {KERNEL_VARIABLE}",
+    )
 
 
 def _preflight(settings: Settings) -> Report:

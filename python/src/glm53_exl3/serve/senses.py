@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import urllib.request
 from collections.abc import Mapping
 from typing import Final
@@ -37,6 +38,15 @@ def engine_state(url: str) -> EngineState | None:
         return parse_metrics(_get(f"{url}/metrics", {}).decode(errors="replace"))
     except (OSError, http.client.HTTPException):
         return None
+
+
+def is_listening(address: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        socket.create_connection((address, port), _REQUEST_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _get(address: str, headers: Mapping[str, str]) -> bytes:

@@ -131,7 +131,7 @@ def _stated_sizes(at: Situation) -> list[int]:
 
 
 def _open_without_key(at: Situation, reason: str) -> SettingError | None:
-    if is_loopback(at.settings.host) or at.has_key or at.settings.allow_open:
+    if at.settings.headless or is_loopback(at.settings.host) or at.has_key or at.settings.allow_open:
         return None
     return SettingError(
         "open-without-key",
@@ -151,6 +151,45 @@ def _plan_ranks(at: Situation, reason: str) -> SettingError | None:
         expected="--tensor-parallel 1, or --no-memory-plan",
         found=f"--tensor-parallel {at.settings.tensor_parallel}",
         hint="--no-memory-plan; vLLM then measures, and takes --gpu-memory-utilization after --",
+    )
+
+
+def _node_rank(at: Situation, reason: str) -> SettingError | None:
+    rank, nodes = at.settings.node_rank, at.settings.nodes
+    if rank < nodes:
+        return None
+    return SettingError(
+        "node-rank",
+        f"--node-rank {rank} of {nodes} node{'s' if nodes > 1 else ''}: {reason}",
+        expected=f"0 to {nodes - 1}",
+        found=str(rank),
+        hint=f"--nodes {rank + 1} or more on every machine, or another --node-rank",
+    )
+
+
+def _master_address(at: Situation, reason: str) -> SettingError | None:
+    nodes, address = at.settings.nodes, at.settings.master_address
+    if (nodes > 1) == (address is not None):
+        return None
+    return SettingError(
+        "master-address",
+        f"--nodes {nodes} with {'no master address' if address is None else f'--master-address {address}'}: {reason}",
+        expected="--master-address with several nodes and only then",
+        found="none" if address is None else address,
+        hint="--master-address ADDRESS of machine 0" if address is None else "--nodes 2, or leave --master-address out",
+    )
+
+
+def _node_shares(at: Situation, reason: str) -> SettingError | None:
+    ranks, nodes = at.settings.tensor_parallel, at.settings.nodes
+    if ranks % nodes == 0:
+        return None
+    return SettingError(
+        "node-shares",
+        f"--tensor-parallel {ranks} on {nodes} nodes: {reason}",
+        expected=f"a multiple of {nodes}",
+        found=str(ranks),
+        hint=f"--tensor-parallel {nodes}",
     )
 
 
@@ -185,5 +224,8 @@ SETTING_RULES: Final[tuple[Rule, ...]] = (
         False,
         _open_without_key,
     ),
+    Rule("node-rank", "the machines are counted from 0, and 0 has the API", False, _node_rank),
+    Rule("master-address", "the ranks of all machines meet at machine 0", False, _master_address),
+    Rule("node-shares", "vLLM gives each machine the same number of ranks", False, _node_shares),
     Rule("plan-ranks", "the plan divides the memory of one host for one rank", False, _plan_ranks),
 )

@@ -151,6 +151,31 @@ class Settings:
     expert_parallel: bool = field(
         default=False, metadata=_about("boolean", "Ranks hold whole experts instead of slices of all.")
     )
+    nodes: int = field(
+        default=1,
+        metadata=_about(
+            "integer", "Machines that share the model, each with its part of the ranks.", minimum=1, maximum=8
+        ),
+    )
+    node_rank: int = field(
+        default=0,
+        metadata=_about(
+            "integer", "Which of the machines this is; 0 has the API, the others none.", minimum=0, maximum=7
+        ),
+    )
+    master_address: str | None = field(
+        default=None,
+        metadata=_about(
+            "string",
+            "Address of machine 0 on the link between them.",
+            minimum=1,
+            by_default="none, several machines need it",
+        ),
+    )
+    master_port: int = field(
+        default=29_501,
+        metadata=_about("integer", "Port of machine 0 where the ranks find each other.", minimum=1, maximum=65_535),
+    )
     images: int | None = field(
         default=_CHAT.images, metadata=_about("integer", "Images that one request may have.", minimum=0, maximum=64)
     )
@@ -220,6 +245,16 @@ class Settings:
     extra: tuple[str, ...] = field(
         default=(), metadata=_about("strings", "Further arguments of vllm serve; also what follows --.")
     )
+
+    @property
+    def headless(self) -> bool:
+        """Whether this machine only runs ranks of a server whose API is on machine 0."""
+        return self.node_rank > 0
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks that run on this machine."""
+        return self.tensor_parallel // self.nodes
 
 
 #: Name of each phase of the start by the field with its limit.

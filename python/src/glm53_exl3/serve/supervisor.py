@@ -22,7 +22,7 @@ from glm53_exl3.serve.boot import CANARY, LOADING, Boot
 from glm53_exl3.serve.child import Child
 from glm53_exl3.serve.log_lines import find_error
 from glm53_exl3.serve.notify import Notifier
-from glm53_exl3.serve.watch import EngineState, Watchdog, below_floor
+from glm53_exl3.serve.watch import EngineState, LostMachine, Watchdog, below_floor
 
 _TURN_SECONDS: Final = 0.2
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -53,12 +53,16 @@ class Vigilance:
         watchdog_seconds: time without a token while requests run, 0 for never.
         stop_seconds: time that vLLM gets to end by itself.
         phase_limits: seconds by name of a phase of the start.
+        headless: whether there is no API to ask, so that it is ready as soon as vLLM starts its ranks.
+        lost_seconds: time without machine 0 after which the ranks of another are ended.
     """
 
     floor_bytes: int = 0
     watchdog_seconds: float = 180.0
     stop_seconds: float = 30.0
     phase_limits: Mapping[str, float] = field(default_factory=dict)
+    headless: bool = False
+    lost_seconds: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Senses:
         engine: state of the engine from `/metrics`, None without an answer.
         canary: asks the first question; returns what came of it or raises :class:`Glm53Error`.
         probe: asks an engine that seems idle for one token and returns once it has come; raises otherwise. None: never.
+        machine_0: whether it is there, for another machine of the same server. None: this is machine 0.
         memory: of the host.
         clock: seconds, monotonic.
     """
@@ -78,6 +83,7 @@ class Senses:
     engine: Callable[[], EngineState | None]
     canary: Callable[[], str] | None
     probe: Callable[[], str] | None = None
+    machine_0: Callable[[], bool] | None = None
     memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic
 
@@ -109,7 +115,8 @@ class Supervisor:
         with self._forwarding(child):
             try:
                 self._say(f"vLLM is process {child.pid}")
-                return self._as_asked(self._boot(child, boot) or self._watch(child))
+                watch = self._accompany if self._vigilance.headless else self._watch
+                return self._as_asked(self._boot(child, boot) or watch(child))
             except BaseException:
                 child.kill()
                 raise
@@ -133,7 +140,11 @@ class Supervisor:
                 limit = boot.overdue(self._senses.clock())
                 if limit is not None:
                     return self._end(child, ServeExit.STALL, _stall(boot, limit))
-                if canary is None and boot.index < CANARY and self._senses.healthy():
+                if self._vigilance.headless:
+                    if boot.index > 0:
+                        self._ready(boot, "not asked, since this machine has no API")
+                        return 0
+                elif canary is None and boot.index < CANARY and self._senses.healthy():
                     boot.enter(CANARY, self._senses.clock())
                     self._announce(boot)
                     canary = _Background(self._senses.canary or (lambda: "not asked"), self._senses.clock())
@@ -171,6 +182,30 @@ class Supervisor:
                     reason = reason or unanswered
                     if reason is not None:
                         return self._end(child, ServeExit.STALL, f"engine-stalled: {reason}")
+            time.sleep(_TURN_SECONDS)
+
+    def _accompany(self, child: Child) -> int:
+        """Watch ranks of a server whose API is on machine 0 until they end; the exit code."""
+        lost = LostMachine(self._vigilance.lost_seconds)
+        next_check = self._senses.clock()
+        while True:
+            code = self._ended(child)
+            if code is not None:
+                self._drain()
+                if self._stop_asked is None:
+                    self._say(f"vLLM ended with code {code}")
+                # It was ready before its weights were loaded, so it may have failed as a start does.
+                return self._code_of_failed_start(child, code)
+            self._drain()
+            if self._stop_asked is None:
+                reason = self._memory_reason()
+                if reason is not None:
+                    return self._end(child, ServeExit.MEMORY, f"memory-floor: {reason}")
+                if self._senses.machine_0 is not None and self._senses.clock() >= next_check:
+                    next_check = self._senses.clock() + self._vigilance.lost_seconds / 3
+                    reason = lost.check(self._senses.machine_0(), self._senses.clock())
+                    if reason is not None:
+                        return self._end(child, ServeExit.STALL, f"machine-lost: {reason}")
             time.sleep(_TURN_SECONDS)
 
     def _probed(self, watchdog: Watchdog, probe: _Background | None) -> tuple[_Background | None, str | None]:

@@ -82,6 +82,31 @@ class Watchdog:
         self._busy = now
 
 
+class LostMachine:
+    """Notices that machine 0 is gone: vLLM's ranks on the others wait for it for ever.
+
+    Args:
+        limit_seconds: longest time without it, once it was there.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._seen: float | None = None
+
+    def check(self, is_there: bool, now: float) -> str | None:
+        """The reason to end this machine's ranks, or None; before machine 0 has been there they wait for it.
+
+        Args:
+            is_there: whether it answers.
+            now: seconds of a monotonic clock.
+        """
+        if is_there:
+            self._seen = now
+        if self._seen is None or now - self._seen <= self._limit_seconds:
+            return None
+        return f"machine 0 has been gone for {now - self._seen:.0f} s, and its ranks have to meet these anew"
+
+
 def below_floor(memory: HostMemory, floor_bytes: int) -> str | None:
     """The reason to end the server when the host's free memory is below its floor, or None.
 
