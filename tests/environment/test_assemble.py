@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from support.nixos_module import require_program
+
 TOOL = Path(__file__).parents[2] / "tools" / "environment" / "assemble.py"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -22,8 +24,7 @@ pytestmark = pytest.mark.usefixtures("tools")
 @pytest.fixture(scope="session")
 def tools() -> None:
     for tool in ("cc", "readelf", "patchelf"):
-        if subprocess.run(["which", tool], capture_output=True).returncode:
-            pytest.fail(f"{tool} is missing: apt-get install gcc binutils patchelf")
+        require_program(tool)
 
 
 def compile_library(path: Path, *needs: Path, name: str = "", flags: tuple[str, ...] = ()) -> Path:
@@ -144,6 +145,16 @@ def test_run_path_that_a_wheel_brings_stays_first(tmp_path: Path, wheels: list[P
     assert assemble(prefix, [wheel], *options(tmp_path)).returncode == 0
     site = prefix / "lib" / f"python{VERSION}" / "site-packages"
     assert search_path(site / "gamma" / "libouter.so") == ["$ORIGIN/own", str(tmp_path / "system")]
+
+
+def test_folder_of_the_machine_that_made_a_wheel_is_no_place_to_find_a_library(tmp_path: Path) -> None:
+    build = tmp_path / "build"
+    inner = compile_library(build / "libinner.so.1")
+    outer = compile_library(build / "libouter.so", inner, flags=(f"-Wl,-rpath,{build}",))
+    wheel = write_wheel(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
+    done = assemble(tmp_path / "environment", [wheel])
+    assert done.returncode == 1
+    assert "libouter.so needs libinner.so.1" in done.stderr
 
 
 def test_library_that_nothing_provides_is_named(tmp_path: Path, wheels: list[Path]) -> None:

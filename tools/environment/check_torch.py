@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (version, cuda) == (expected, options.cuda):
         return 0
     print(
-        f"error: torch-build: this torch is not the one that everything here was compiled for\n"
+        "error: torch-build: this torch is not the one that everything here was compiled for\n"
         f"  expected: {expected}, CUDA {options.cuda}\n  found:    {version}, CUDA {cuda or 'none'}\n\n"
-        f"hint: pin the wheel of torch {options.torch} for CUDA {options.cuda} in pins.json and run tools/locks/refresh.py",
+        f"hint: pin torch {options.torch} for CUDA {options.cuda} in pins.json, then run tools/locks/refresh.py",
         file=sys.stderr,
     )
     return 1

@@ -2,7 +2,7 @@
 
     cuda_home.py --output DIR [--loader LD.SO] [--stub-compiler CC] WHEEL...
 
-Wheels hold the toolkit in parts, under `nvidia/cu13`, without the names that a linker looks for. Compilers of kernels
+Wheels hold the toolkit in parts, under `nvidia/cu13`, without the names that a linker looks for. What compiles kernels
 (FlashInfer, DeepGEMM, TileLang, vLLM's and our own build) want `lib64`, `libcudart.so` beside `libcudart.so.13`, and the
 driver's library to link against, which no wheel has: with `--stub-compiler` an empty one of its name is made.
 

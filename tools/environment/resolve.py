@@ -116,8 +116,10 @@ def _folder(file: Elf, soname: str, inside: Mapping[str, list[Path]], places: Pl
 
 
 def _search(file: Elf) -> list[Path]:
+    """Folders that a file names relative to itself. Absolute ones are those of the machine that made the wheel."""
     origin = str(file.path.parent)
-    return [Path(part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)) for part in file.search]
+    relative = [part.replace("${ORIGIN}", "$ORIGIN") for part in file.search]
+    return [Path(part.replace("$ORIGIN", origin)) for part in relative if part.startswith("$ORIGIN")]
 
 
 def _providers(files: Sequence[Elf]) -> dict[str, list[Path]]:
