@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from support.nix_flake import copy_tree
 from support.nixos_module import require_program
+
+# The tools import one another by name, as programs of one folder.
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "environment"))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import elf
 import pytest
 
 from support.nix_flake import ROOT, run_nix
@@ -88,11 +89,11 @@ def test_torch_is_the_build_for_cuda_13_and_its_libraries_are_the_pinned_ones(
         PINS["cuda"],
     ]
     subprocess.run(command, check=True)
-    shown = subprocess.run(
-        ["readelf", "-d", str(site / "torch" / "lib" / "libtorch_cuda.so")], capture_output=True, text=True, check=True
-    ).stdout
-    assert "libcudart.so.13" in shown
-    assert "/run/opengl-driver/lib" in shown
+    files = elf.read(elf.elf_files(site / "torch"))
+    driven = [file for file in files if "libcuda.so.1" in file.needed]
+    assert driven
+    assert all("/run/opengl-driver/lib" in file.search for file in driven)
+    assert any("libcudart.so.13" in file.needed for file in files)
     header = (site / "torch" / "lib" / "libtorch_cuda.so").open("rb").read(20)
     assert header[18:20] == b"\xb7\x00", "not for aarch64"
 
@@ -134,7 +135,7 @@ def test_cuda_home_of_the_flake_compiles_and_links_for_the_gb10(tree: Path, tmp_
     source.write_text(
         "#include <cuda.h>\n#include <cuda/std/cstdint>\n#include <cublas_v2.h>\n"
         "__global__ void add(float* x) { x[threadIdx.x] += 1.0f; }\n"
-        'extern "C" int run(float* x) { add<<<1, 32>>>(x); return cuInit(0); }\n',
+        'extern "C" int run(float* x) { add<<<1, 32>>>(x); return cuInit(0) + cublasCreate(nullptr); }\n',
         encoding="utf-8",
     )
     library = tmp_path / "kernel.so"

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*conflicts, sep="\n", file=sys.stderr)
         return 1
     version = options.python_version or _minor_version(options.python)
-    make_venv(options.prefix, options.python, version)
+    # A link would not lead the interpreter to its own library.
+    make_venv(options.prefix, options.python.resolve(), version)
     site = options.prefix / "lib" / f"python{version}" / "site-packages"
     for wheel in options.wheels:
         install_wheel(wheel, options.prefix, site)

@@ -3,8 +3,8 @@
     cuda_home.py --output DIR [--loader LD.SO] [--stub-compiler CC] WHEEL...
 
 Wheels hold the toolkit in parts, under `nvidia/cu13`, without the names that a linker looks for. What compiles kernels
-(FlashInfer, DeepGEMM, TileLang, vLLM's and our own build) want `lib64`, `libcudart.so` beside `libcudart.so.13`, and the
-driver's library to link against, which no wheel has: with `--stub-compiler` an empty one of its name is made.
+wants `lib64`, `libcudart.so` beside `libcudart.so.13`, and the driver's library to link against, which no wheel has:
+`--stub-compiler` makes one whose functions fail.
 
 Exits with 1 and a sentence when the wheels do not make a toolkit.
 """
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     link_names(options.output)
     if options.stub_compiler:
-        make_stub(options.output / "lib" / "stubs", options.stub_compiler)
+        make_stub(options.output, options.stub_compiler)
     if options.loader:
         for file in elf.read(elf.elf_files(options.output)):
             if file.loader:
@@ -90,11 +90,26 @@ def link_names(output: Path) -> None:
             link.symlink_to(library.name)
 
 
-def make_stub(folder: Path, compiler: str) -> None:
-    """An empty library with the name of the driver's: what is linked against it finds the driver's at run time."""
+def driver_functions(header: str) -> list[str]:
+    """Names that the driver's library exports, by the text of cuda.h: those declared, and those that macros make of them."""
+    declared = set(re.findall(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(", header))
+    renamed = set(re.findall(r"^\s*#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*)\s*$", header, re.MULTILINE))
+    threads = re.findall(r"__CUDA_API_(PTDS|PTSZ)\((cu[A-Z]\w*)\)", header)
+    return sorted(declared | renamed | {f"{name}_{kind.lower()}" for kind, name in threads})
+
+
+def make_stub(output: Path, compiler: str) -> None:
+    """A library with the driver's name and functions: what is linked against it finds the driver's own at run time.
+
+    Functions and not only the name, because linkers drop a library that resolves nothing.
+    """
+    header = (output / "include" / "cuda.h").read_text(encoding="utf-8")
+    # 34 is CUDA_ERROR_STUB_LIBRARY.
+    source = "".join(f"int {name}(void) {{ return 34; }}\n" for name in driver_functions(header))
+    folder = output / "lib" / "stubs"
     folder.mkdir()
     command = [compiler, "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o"]
-    subprocess.run([*command, str(folder / "libcuda.so")], input=b"", check=True)
+    subprocess.run([*command, str(folder / "libcuda.so")], input=source.encode(), check=True)
 
 
 if __name__ == "__main__":
