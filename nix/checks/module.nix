@@ -6,7 +6,9 @@
 }:
 let
   inherit (pkgs) lib runCommand;
-  cases = import ../../tests/module/cases.nix;
+  cases = import ../../tests/module/cases.nix // {
+    template = import ../template/configuration.nix;
+  };
   evaluated = lib.mapAttrs (
     name: configuration:
     import ../../tests/module/evaluate.nix {

@@ -28,6 +28,8 @@ let
   # What the wheels expect of any Linux system; tools/environment names a library that is missing here.
   libraries = map (package: "${lib.getLib package}/lib") [
     stdenv.cc.cc
+    # Its own output in newer nixpkgs.
+    (stdenv.cc.cc.libgcc or stdenv.cc.cc)
     zlib
     numactl
     # NCCL opens libibverbs between two Sparks.

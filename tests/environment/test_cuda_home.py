@@ -1,4 +1,4 @@
-"""One CUDA_HOME of made-up wheels: layout, names for linkers, the driver's stub. Real ones: tests/nix/test_real_bytes.py."""
+"""One CUDA_HOME of made-up wheels: layout, names for linkers, the driver's stub. Real ones are in tests/nix."""
 
 from __future__ import annotations
 

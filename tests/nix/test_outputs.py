@@ -10,18 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.nix_flake import OVERRIDES, SYSTEMS, evaluate, run_nix
+from support.nix_flake import OVERRIDES, PACKAGES, PROGRAMS, SYSTEMS, evaluate, run_nix
 from support.nix_surface import SURFACE, used_lib, used_packages
-
-PROGRAMS = {
-    "aarch64-linux": {"serve", "serve-upstream", "preflight", "fetch", "demo"},
-    "x86_64-linux": {"preflight", "fetch", "demo"},
-}
-PACKAGES = {
-    "aarch64-linux": PROGRAMS["aarch64-linux"]
-    | {"plugin", "exllamav3-extension", "vllm-fork", "wheelhouse", "wheelhouse-upstream"},
-    "x86_64-linux": PROGRAMS["x86_64-linux"] | {"plugin"},
-}
 
 
 def test_flake_check_passes(tree: Path) -> None:

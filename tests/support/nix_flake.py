@@ -21,6 +21,16 @@ OVERRIDES: Final = (
     *("--override-input", "vllm-src", "path:./tests/sources/vllm"),
     *("--override-input", "exllamav3-src", "path:./tests/sources/exllamav3"),
 )
+#: Programs and packages of each system: a GB10 is needed for what serves.
+PROGRAMS = {
+    "aarch64-linux": {"serve", "serve-upstream", "preflight", "fetch", "demo"},
+    "x86_64-linux": {"preflight", "fetch", "demo"},
+}
+PACKAGES = {
+    "aarch64-linux": PROGRAMS["aarch64-linux"]
+    | {"plugin", "exllamav3-extension", "vllm-fork", "wheelhouse", "wheelhouse-upstream"},
+    "x86_64-linux": PROGRAMS["x86_64-linux"] | {"plugin"},
+}
 #: Folders and files that the flake reads.
 _PARTS: Final = ("flake.nix", "flake.lock", "nix", "patches", "python", "tests", "tools", "docs", "LICENSE", "NOTICE")
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "data", "goldens.tmp")

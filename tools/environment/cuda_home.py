@@ -91,7 +91,7 @@ def link_names(output: Path) -> None:
 
 
 def driver_functions(header: str) -> list[str]:
-    """Names that the driver's library exports, by the text of cuda.h: those declared, and those that macros make of them."""
+    """Names that the driver's library exports by its header: those declared, and those that macros make of them."""
     declared = set(re.findall(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(", header))
     renamed = set(re.findall(r"^\s*#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*)\s*$", header, re.MULTILINE))
     threads = re.findall(r"__CUDA_API_(PTDS|PTSZ)\((cu[A-Z]\w*)\)", header)
