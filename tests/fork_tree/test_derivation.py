@@ -18,9 +18,16 @@ from pathlib import Path
 import pytest
 
 from fork_tree.conftest import PINS, ROOT, STAND_IN
+from support.nixos_module import require_program
 
 SCOPE = Path(__file__).parent / "data" / "scope.nix"
-pytestmark = pytest.mark.skipif(not shutil.which("nix-build"), reason="Nix is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _needs_nix() -> None:
+    require_program("nix-build")
+
+
 PATCH = """Subject: greet otherwise
 --- a/vllm/greeting.py
 +++ b/vllm/greeting.py

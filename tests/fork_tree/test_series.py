@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from fork_tree.conftest import ROOT
+from support.nixos_module import require_program
 
-pytestmark = pytest.mark.skipif(not shutil.which("nix-instantiate"), reason="Nix is not installed")
+
+@pytest.fixture(autouse=True)
+def _needs_nix() -> None:
+    require_program("nix-instantiate")
 
 
 def evaluate(expression: str) -> subprocess.CompletedProcess[str]:

@@ -50,6 +50,7 @@ def test_every_pinned_wheel_is_there_by_its_hash(wheels: dict[str, Path]) -> Non
     assert len(pinned) > 25
 
 
+@pytest.mark.timeout(1200)
 def test_torch_is_the_build_for_cuda_13_and_its_libraries_are_the_pinned_ones(
     wheels: dict[str, Path], tmp_path: Path
 ) -> None:
