@@ -132,6 +132,8 @@ in
     assertions = import ./module/assertions.nix {
       config = cfg;
       inherit (pkgs.stdenv.hostPlatform) system;
+      # Every NixOS has the option; its value is false unless somebody asked for graphics.
+      graphics = config.hardware.graphics.enable or true;
       inherit units;
       inherit (settings) effective;
     };

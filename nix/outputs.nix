@@ -53,7 +53,10 @@ let
   };
 in
 {
-  overlays.default = import ./overlay.nix { inherit inputs; };
+  # The stub of nixpkgs has a fetchTree of its own, nixpkgs has none.
+  overlays.default = import ./overlay.nix (
+    { inherit inputs; } // lib.optionalAttrs (nixpkgs ? fetchTree) { inherit (nixpkgs) fetchTree; }
+  );
 
   packages = forSystems (
     system: pkgs:
@@ -87,7 +90,18 @@ in
       imports = [ ./module.nix ];
       # Built from the nixpkgs that is pinned here, whatever the machine itself is made of.
       nixpkgs.overlays = [
-        (final: _prev: { inherit (packagesOf.${final.stdenv.hostPlatform.system}) glm53-exl3; })
+        (
+          final: _prev:
+          let
+            inherit (final.stdenv.hostPlatform) system;
+            packages =
+              packagesOf.${system}
+                or (throw "glm53-exl3 is for ${lib.concatStringsSep " and " systems}; this machine is ${system}");
+          in
+          {
+            inherit (packages) glm53-exl3;
+          }
+        )
       ];
     };
 
@@ -104,8 +118,8 @@ in
     }
   );
 
-  # `nix fmt`; the tests only hold that every file parses and has the same layout.
-  formatter = forSystems (_system: pkgs: pkgs.nixfmt);
+  # `nix fmt` gives it the whole tree; nixfmt alone would wait for its standard input.
+  formatter = forSystems (_system: pkgs: pkgs.nixfmt-tree);
 
   templates.default = {
     path = ./template;

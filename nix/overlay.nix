@@ -2,6 +2,8 @@
 {
   # Source trees that are inputs of the flake: vllm-src and exllamav3-src.
   inputs,
+  # Downloads a tree by revision; tests name it instead.
+  fetchTree ? builtins.fetchTree,
 }:
 final: _prev: {
   glm53-exl3 = final.lib.makeScope final.newScope (
@@ -9,8 +11,6 @@ final: _prev: {
     let
       inherit (final) lib;
       inherit (final.stdenv.hostPlatform) system;
-      # The stub of nixpkgs in tests/ has one that names a tree instead of downloading it.
-      fetchTree = final.fetchTree or builtins.fetchTree;
       json = path: builtins.fromJSON (builtins.readFile path);
       environment = self.callPackage ./packages/environment.nix { };
       program = self.callPackage ./packages/program.nix { };

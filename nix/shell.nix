@@ -4,7 +4,7 @@
   python312,
   gnumake,
   shellcheck,
-  nixfmt,
+  nixfmt-tree,
   patchelf,
 }:
 mkShell {
@@ -12,7 +12,7 @@ mkShell {
     python312
     gnumake
     shellcheck
-    nixfmt
+    nixfmt-tree
     patchelf
   ];
 }

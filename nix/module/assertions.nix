@@ -4,6 +4,8 @@
   config,
   # Of the machine, as "aarch64-linux".
   system,
+  # Whether the machine loads the driver's libraries.
+  graphics,
   units,
   # Value of a setting that holds, by settings and key.
   effective,
@@ -110,6 +112,9 @@ let
       )
       (require (!instance.gpu || system == "aarch64-linux")
         "${option name} runs on the GPU of a DGX Spark, whose runtimes are built for aarch64-linux, and this machine is ${system}. For the demo pack without a GPU set gpu = false and settings.profile = \"demo\"."
+      )
+      (require (!instance.gpu || graphics)
+        "${option name} runs on the GPU, and this machine is configured without its driver. Set hardware.graphics.enable = true, hardware.nvidia.open = true and services.xserver.videoDrivers = [ \"nvidia\" ]."
       )
       (require (rank > 0 || units.isLoopback (setting "host") || instance.apiKeyFile != null || setting "allow-open")
         "${option name}.settings.host is ${toJSON (setting "host")} without an API key: whoever reaches port ${toString (setting "port")} could use the model. Set apiKeyFile, or settings.allow-open = true if that is meant."

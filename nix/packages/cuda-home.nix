@@ -15,6 +15,7 @@ let
     "nvidia-cublas"
     "nvidia-cuda-cccl"
     "nvidia-cuda-crt"
+    # Of CUDA 13.2: the index has none of 13.0, and it only reads what others made.
     "nvidia-cuda-cuobjdump"
     "nvidia-cuda-cupti"
     "nvidia-cuda-nvcc"

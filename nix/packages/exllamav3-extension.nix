@@ -45,6 +45,9 @@ stdenv.mkDerivation {
   };
 
   nativeBuildInputs = [ python ];
+  # The linker of nixpkgs would write the folder of this torch into the module, and every runtime would keep it.
+  NIX_DONT_SET_RPATH = "1";
+  disallowedReferences = [ torch ];
   kernels = sources.exllamav3-src;
   # The pins that matter, so that a new pack or runtime is no reason to compile.
   pinned = builtins.toJSON { inherit (pins) cuda torch gpu exllamav3; };
@@ -69,6 +72,10 @@ stdenv.mkDerivation {
   checkPhase = ''
     runHook preCheck
     python3 -m zipfile -e build/*.whl unpacked
+    if readelf -d unpacked/*.so | grep -F /nix/store; then
+      echo "error: store-path: the module looks for libraries in the store instead of beside itself" >&2
+      exit 1
+    fi
     PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=unpacked ${torch}/bin/python3 -c '
     import torch, ${module} as module
     found = module.source_revision, module.arch_list, module.moe_arity

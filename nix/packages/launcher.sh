@@ -6,7 +6,12 @@
 # Folders in which distributions without /run/opengl-driver keep the libraries of the driver.
 usual_folders=/usr/lib/aarch64-linux-gnu:/usr/lib/x86_64-linux-gnu:/usr/lib64:/usr/lib/wsl/lib
 IFS=: read -r -a driver_folders <<<"${GLM53_EXL3_DRIVER_FOLDERS:-$usual_folders}"
-cache=${XDG_CACHE_HOME:-${HOME:-/var/tmp}/.cache}/glm53-exl3
+# Libraries are loaded from here, so it must not be a folder that others can make first.
+if [[ -z ${XDG_CACHE_HOME:-${HOME:-}} ]]; then
+  printf 'error: home-missing: neither HOME nor XDG_CACHE_HOME is set\n\nhint: export HOME=/path/to/your/home\n' >&2
+  exit 1
+fi
+cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/glm53-exl3
 
 # Libraries of the driver in a folder of their own: the folder of the distribution also holds its libc, which would be
 # taken instead of the one that everything here was linked with.
@@ -38,12 +43,14 @@ use_gpu() {
     # Preflight names a missing driver with its remedy; whoever asked for --help needs none.
     printf 'warning: driver-missing: no libcuda.so.1 in /run/opengl-driver/lib or %s\n' "${driver_folders[*]}" >&2
   fi
+  # nvidia-smi comes with the driver; a unit of NixOS has a PATH without it.
+  export PATH=$PATH:/run/current-system/sw/bin
   # Not what the user has: another release of CUDA breaks what is compiled at run time.
   export CUDA_HOME=$cuda_home CUDA_PATH=$cuda_home
   export CC=$host_compiler/bin/cc CXX=$host_compiler/bin/c++
   export NVCC_PREPEND_FLAGS="-ccbin $host_compiler/bin/c++"
   export TRITON_PTXAS_PATH=$cuda_home/bin/ptxas TRITON_PTXAS_BLACKWELL_PATH=$cuda_home/bin/ptxas
-  export TRITON_CUOBJDUMP_PATH=$cuda_home/bin/cuobjdump TRITON_NVDISASM_PATH=$cuda_home/bin/nvdisasm
+  export TRITON_CUOBJDUMP_PATH=$cuda_home/bin/cuobjdump
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$arch_list}
   export FLASHINFER_CUDA_ARCH_LIST=${FLASHINFER_CUDA_ARCH_LIST:-$arch_list}
 }

@@ -79,9 +79,6 @@ stdenv.mkDerivation (
       ]
     );
     CUDA_HOME = "${cuda-home}";
-    CC = "${hostCompiler}/bin/gcc";
-    CXX = "${hostCompiler}/bin/g++";
-    CUDAHOSTCXX = "${hostCompiler}/bin/g++";
     NVCC_THREADS = "1";
     # Dates in the wheel; the first that a zip file can hold.
     SOURCE_DATE_EPOCH = "315532800";
@@ -89,6 +86,8 @@ stdenv.mkDerivation (
     buildPhase = ''
       runHook preBuild
       export HOME=$TMPDIR PATH=$CUDA_HOME/bin:$PATH
+      # Here, because the compiler of stdenv sets its own after the environment of the derivation.
+      export CC=${hostCompiler}/bin/gcc CXX=${hostCompiler}/bin/g++ CUDAHOSTCXX=${hostCompiler}/bin/g++
       export MAX_JOBS=$(bash ${./vllm-fork/max-jobs.sh} $NIX_BUILD_CORES)
       for wheel in ${
         lib.concatMapStringsSep " " (entry: "${wheelTools.fetch entry}") (builtins.attrValues buildWheels)

@@ -1,4 +1,9 @@
 {
+  # The driver, without which there is neither libcuda nor nvidia-smi. A kernel for the Spark: graham33/nixos-dgx-spark.
+  hardware.graphics.enable = true;
+  hardware.nvidia.open = true;
+  services.xserver.videoDrivers = [ "nvidia" ];
+
   services.glm53-exl3 = {
     enable = true;
     instances.k2 = {

@@ -1,6 +1,7 @@
 {
   description = "A DGX Spark with NixOS that serves GLM-5.3-Flash";
 
+  # OWNER is whoever publishes the repository that you took this template from.
   inputs.glm53-exl3.url = "github:OWNER/glm53-exl3";
 
   outputs =

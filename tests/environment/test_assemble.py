@@ -147,6 +147,19 @@ def test_run_path_that_a_wheel_brings_stays_first(tmp_path: Path, wheels: list[P
     assert search_path(site / "gamma" / "libouter.so") == ["$ORIGIN/own", str(tmp_path / "system")]
 
 
+@pytest.mark.parametrize(("flag", "kind"), [("--disable-new-dtags", "RPATH"), ("--enable-new-dtags", "RUNPATH")])
+def test_kind_of_a_run_path_stays(tmp_path: Path, wheels: list[Path], flag: str, kind: str) -> None:
+    system = tmp_path / "system" / "libsystem.so.2"
+    outer = compile_library(tmp_path / "build" / "libouter.so", system, flags=("-Wl,-rpath,$ORIGIN/own", f"-Wl,{flag}"))
+    wheel = write_wheel(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
+    prefix = tmp_path / "environment"
+    assert assemble(prefix, [wheel], *options(tmp_path)).returncode == 0
+    library = prefix / "lib" / f"python{VERSION}" / "site-packages" / "gamma" / "libouter.so"
+    shown = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert f"({kind})" in shown
+    assert search_path(library) == ["$ORIGIN/own", str(tmp_path / "system")]
+
+
 def test_folder_of_the_machine_that_made_a_wheel_is_no_place_to_find_a_library(tmp_path: Path) -> None:
     build = tmp_path / "build"
     inner = compile_library(build / "libinner.so.1")

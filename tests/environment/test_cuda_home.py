@@ -18,6 +18,7 @@ FILES = (
     "nvvm/bin/cicc",
     "nvvm/libdevice/libdevice.10.bc",
     "include/crt/host_config.h",
+    "include/crt/math_functions.h",
     "include/cuda_runtime.h",
     "include/cccl/cuda/std/type_traits",
     "include/cublas_v2.h",
@@ -39,13 +40,21 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream hStream);
 """
 
 
+MATH = """
+extern __device__ double                 rsqrt(double x);
+extern __device__ float                  rsqrtf(float x);
+__func__(double rsqrt(double a));
+__func__(float rsqrtf(float a));
+"""
+
+
 def wheel(folder: Path, names: tuple[str, ...]) -> Path:
     path = folder / "nvidia_toolkit-13.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             entry = zipfile.ZipInfo(f"nvidia/cu13/{name}")
             entry.external_attr = (0o755 if name.startswith("bin/") else 0o644) << 16
-            archive.writestr(entry, name)
+            archive.writestr(entry, MATH if name.endswith("math_functions.h") else name)
         archive.writestr("nvidia/cu13/include/cuda.h", HEADER)
         archive.writestr("nvidia/cudnn/lib/libcudnn.so.9", "another folder")
     return path
@@ -83,3 +92,18 @@ def test_stub_has_the_drivers_name_and_every_function_that_its_header_leads_to(t
     assert {"cuInit", "cuMemAlloc", "cuMemAlloc_v2", "cuStreamSynchronize", "cuStreamSynchronize_ptsz"} <= exported
     section = subprocess.run(["readelf", "-d", stub], capture_output=True, text=True, check=True).stdout
     assert "[libcuda.so.1]" in section
+
+
+def test_math_header_follows_the_c_library(tmp_path: Path) -> None:
+    assert make(tmp_path, FILES).returncode == 0
+    text = (tmp_path / "cuda" / "include" / "crt" / "math_functions.h").read_text(encoding="utf-8")
+    assert text.index("#if __GLIBC_PREREQ(2, 42)") < text.index("rsqrt(double x) GLM53_EXL3_RSQRT_SPECIFIER;")
+    assert text.count("GLM53_EXL3_RSQRT_SPECIFIER;") == 2
+    assert text.count("GLM53_EXL3_RSQRT_SPECIFIER);") == 2
+
+
+def test_math_header_of_another_release_is_not_mended_blindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "MATH", MATH.replace("float                  rsqrtf", "float rsqrtf"))
+    done = make(tmp_path, FILES)
+    assert done.returncode == 1
+    assert "error: cuda-header-changed: include/crt/math_functions.h has no line 'float " in done.stderr

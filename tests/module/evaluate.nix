@@ -53,6 +53,10 @@ let
           types.submodule { options.allowedTCPPortRanges = of (types.listOf types.raw) [ ]; }
         )) { };
       };
+      # A machine with the driver, unless a configuration says otherwise.
+      hardware.graphics.enable = of types.bool true;
+      hardware.nvidia.open = of types.bool false;
+      services.xserver.videoDrivers = names;
       systemd.services = of (types.attrsOf (types.submodule {
         options = {
           description = of types.str "";

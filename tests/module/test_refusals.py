@@ -155,3 +155,12 @@ def test_an_open_server_can_be_accepted() -> None:
 def test_without_the_packages_of_the_flake_the_overlay_is_named() -> None:
     with pytest.raises(NixError, match=r"Import nixosModules\.default of the flake, add its overlay"):
         evaluate_module(instance(""), "units", packages=False)
+
+
+def test_gpu_without_the_driver_is_refused_with_the_lines_to_add() -> None:
+    machine = 'hardware.graphics.enable = false; services.glm53-exl3 = { enable = true; instances.a.pack = "/a"; };'
+    failed = evaluate_module(f"{{ {machine} }}", "failed")
+    assert len(failed) == 1
+    assert "configured without its driver" in failed[0]
+    assert "hardware.graphics.enable = true" in failed[0]
+    assert 'services.xserver.videoDrivers = [ "nvidia" ]' in failed[0]

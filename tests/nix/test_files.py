@@ -1,4 +1,4 @@
-"""Nix files as text: they parse, are laid out alike, and stay readable. The formatter itself comes with nixpkgs."""
+"""Nix files as text: they parse, and whitespace, width and length are alike. The formatter comes with nixpkgs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_file_parses() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
-def test_layout_is_that_of_nixfmt_as_far_as_lines_show(path: Path) -> None:
+def test_whitespace_and_width_are_alike(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.endswith("\n")
     assert not text.endswith("\n\n")

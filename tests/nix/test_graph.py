@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -116,6 +118,34 @@ def test_every_source_of_the_fork_is_there_by_its_revision(tree: Path) -> None:
     for source in PINS["sources"].values():
         owner, repository = source["repository"].split("/")
         assert f"stub-{owner}-{repository}-{source['revision']}" in names
+
+
+@pytest.mark.parametrize("package", ["serve", "wheelhouse", "demo"])
+def test_every_phase_is_a_shell_script(tree: Path, package: str) -> None:
+    texts = [
+        text
+        for each in graph(tree, package).values()
+        for name, text in each["env"].items()
+        if name.endswith("Phase") or name == "text"
+    ]
+    assert len(texts) > 10
+    for text in texts:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + text
+
+
+def test_compiler_of_the_fork_is_set_where_stdenv_cannot_undo_it(tree: Path) -> None:
+    environment = one(graph(tree, "serve"), "vllm-fork")["env"]
+    assert "CXX" not in environment
+    assert re.search(
+        r"export CC=(/nix/store/\S+)/bin/gcc CXX=\1/bin/g\+\+ CUDAHOSTCXX=\1/bin/g\+\+", environment["buildPhase"]
+    )
+
+
+def test_kernels_keep_no_path_into_the_store(tree: Path) -> None:
+    extension = one(graph(tree, "serve"), "glm53-exl3-exllamav3-extension")["env"]
+    assert extension["NIX_DONT_SET_RPATH"] == "1"
+    assert extension["disallowedReferences"].endswith("-glm53-exl3-environment-torch-0")
 
 
 def test_cuda_is_the_release_of_torch_in_one_folder(tree: Path) -> None:

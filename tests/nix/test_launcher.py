@@ -139,6 +139,18 @@ def test_caches_are_in_the_users_folder_and_apart_for_each_environment(place: Pa
     assert variables["VLLM_CACHE_ROOT"] == "/var/cache/vllm"
 
 
+def test_program_of_the_driver_is_found_in_a_unit_of_nixos(place: Path) -> None:
+    driver(place / "run" / "lib")
+    assert seen(launch(place))["PATH"].endswith(":/run/current-system/sw/bin")
+
+
+def test_without_a_home_nothing_is_loaded_from_a_folder_of_everyones(place: Path) -> None:
+    done = launch(place, HOME="")
+    assert done.returncode == 1
+    assert "error: home-missing" in done.stderr
+    assert "hint: export HOME=" in done.stderr
+
+
 def test_without_a_gpu_neither_driver_nor_cuda_is_looked_for(place: Path) -> None:
     done = launch(place, cuda=False)
     assert "CUDA_HOME" not in seen(done)

@@ -150,6 +150,18 @@ def test_cuda_home_of_the_flake_compiles_and_links_for_the_gb10(tree: Path, tmp_
         [home / "bin" / "cuobjdump", "--list-elf", library], capture_output=True, text=True, check=True
     )
     assert "sm_121a" in code.stdout
+    # As glibc 2.42 declares them, which the machine of this test may not have.
+    source.write_text(
+        'extern "C" double rsqrt(double x) noexcept(true);\nextern "C" float rsqrtf(float x) noexcept(true);\n'
+        "__global__ void root(double* x) { x[0] = rsqrt(x[0]) + rsqrtf(1.0f); }\n",
+        encoding="utf-8",
+    )
+    specifier = "-DGLM53_EXL3_RSQRT_SPECIFIER=noexcept(true)"
+    flags = [specifier, "-gencode", "arch=compute_121a,code=sm_121a", "-c"]
+    compiled = subprocess.run(
+        [home / "bin" / "nvcc", *flags, source, "-o", tmp_path / "root.o"], capture_output=True, text=True, check=False
+    )
+    assert compiled.returncode == 0, compiled.stderr
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     assert {"libcuda.so.1", "libcudart.so.13", "libcublas.so.13"} <= set(
         needed.replace("[", " ").replace("]", " ").split()

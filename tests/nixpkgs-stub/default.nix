@@ -131,15 +131,6 @@ let
         ];
       };
 
-    # The tree that would be downloaded, as a name: an empty folder whose derivation says which it is.
-    fetchTree =
-      pin:
-      mkDerivation {
-        name = "stub-${pin.owner}-${pin.repo}-${pin.rev}";
-        dontUnpack = true;
-        installPhase = "mkdir -p $out";
-      };
-
     linkFarm =
       name: entries:
       mkDerivation {
@@ -190,7 +181,7 @@ let
   // lib.genAttrs [
     "coreutils"
     "gnumake"
-    "nixfmt"
+    "nixfmt-tree"
     "patchelf"
     "shellcheck"
   ] program

@@ -142,7 +142,7 @@ def link_libraries(places: resolve.Places, loader: str) -> list[resolve.Missing]
     # Programs and libraries of another machine, which some wheels carry as data, run nowhere here.
     changes, missing = resolve.plan(files, places)
     for change in changes:
-        elf.add_search(change.path, change.folders)
+        elf.add_search(change.path, change.folders, inherited=change.inherited)
     for file in files:
         if loader and file.loader:
             elf.set_loader(file.path, loader)

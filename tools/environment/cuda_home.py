@@ -29,6 +29,7 @@ WANTED = (
     ("nvvm/bin/cicc", "nvidia-nvvm"),
     ("nvvm/libdevice/libdevice.10.bc", "nvidia-nvvm"),
     ("include/crt/host_config.h", "nvidia-cuda-crt"),
+    ("include/crt/math_functions.h", "nvidia-cuda-crt"),
     ("include/cuda_runtime.h", "nvidia-cuda-runtime"),
     ("include/cccl/cuda/std/type_traits", "nvidia-cuda-cccl"),
     ("include/cublas_v2.h", "nvidia-cublas"),
@@ -38,6 +39,27 @@ WANTED = (
     ("include/nvrtc.h", "nvidia-cuda-nvrtc"),
     ("lib/libcudart.so.13", "nvidia-cuda-runtime"),
     ("lib/libcudart_static.a", "nvidia-cuda-runtime"),
+)
+#: glibc 2.42 declares these two as never throwing. CUDA 13.0 does not, so no .cu would compile; 13.2 has such a macro.
+_MATH_HEADER = "include/crt/math_functions.h"
+_SPECIFIER = "GLM53_EXL3_RSQRT_SPECIFIER"
+_SPECIFIER_DEFINITION = f"""\
+#if !defined({_SPECIFIER})
+#if defined(__GLIBC_PREREQ)
+#if __GLIBC_PREREQ(2, 42)
+#define {_SPECIFIER} noexcept(true)
+#endif
+#endif
+#if !defined({_SPECIFIER})
+#define {_SPECIFIER}
+#endif
+#endif
+"""
+_RSQRT = (
+    ("double                 rsqrt(double x);", f"double                 rsqrt(double x) {_SPECIFIER};"),
+    ("float                  rsqrtf(float x);", f"float                  rsqrtf(float x) {_SPECIFIER};"),
+    ("__func__(double rsqrt(double a));", f"__func__(double rsqrt(double a) {_SPECIFIER});"),
+    ("__func__(float rsqrtf(float a));", f"__func__(float rsqrtf(float a) {_SPECIFIER});"),
 )
 _VERSIONED = re.compile(r"(lib[^/]+\.so)\.\d[\d.]*")
 
@@ -54,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [f"{name} (of {wheel})" for name, wheel in WANTED if not (options.output / name).exists()]
     if missing:
         print(f"error: cuda-home-incomplete: the wheels lack {', '.join(missing)}", file=sys.stderr)
+        return 1
+    unknown = mend_math_header(options.output / _MATH_HEADER)
+    if unknown:
+        print(
+            f"error: cuda-header-changed: {_MATH_HEADER} has no line {unknown!r} to mend for glibc 2.42",
+            file=sys.stderr,
+        )
         return 1
     link_names(options.output)
     if options.stub_compiler:
@@ -78,6 +107,19 @@ def extract(wheels: Sequence[Path], output: Path) -> None:
                 target.write_bytes(archive.read(entry))
                 # Wheels carry the mode in the upper half.
                 target.chmod(0o755 if (entry.external_attr >> 16) & 0o111 or target.parent.name == "bin" else 0o644)
+
+
+def mend_math_header(header: Path) -> str:
+    """Let `rsqrt` and `rsqrtf` be declared as the C library declares them; a line that is not there is returned."""
+    text = header.read_text(encoding="utf-8")
+    for line, mended in _RSQRT:
+        if text.count(line) != 1:
+            return line
+        text = text.replace(line, mended)
+    first = text.index(_RSQRT[0][1])
+    start = text.rindex("\n", 0, first) + 1
+    header.write_text(text[:start] + _SPECIFIER_DEFINITION + text[start:], encoding="utf-8")
+    return ""
 
 
 def link_names(output: Path) -> None:

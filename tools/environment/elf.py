@@ -29,6 +29,7 @@ class Elf:
         soname: its own name, empty without one.
         search: its run path as written, `$ORIGIN` included.
         loader: its program interpreter, empty for a library.
+        inherited: whether its run path is the old kind, which the libraries that it loads search too.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Elf:
     soname: str = ""
     search: tuple[str, ...] = ()
     loader: str = ""
+    inherited: bool = False
 
 
 def elf_files(folder: Path) -> list[Path]:
@@ -89,16 +91,22 @@ def _parse(path: Path, body: str) -> Elf:
         next((value for kind, value in entries if kind == "SONAME"), ""),
         tuple(search),
         loader[1] if loader else "",
+        any(kind == "RPATH" for kind, _ in entries),
     )
 
 
-def add_search(path: Path, folders: Sequence[str]) -> None:
+def add_search(path: Path, folders: Sequence[str], *, inherited: bool) -> None:
     """Append folders to the run path of a file; what stands there already stays first.
+
+    Args:
+        path: the file.
+        folders: to append.
+        inherited: keep the old kind of run path. torch's serves libraries that others open by name.
 
     Raises:
         subprocess.CalledProcessError: patchelf refused.
     """
-    _patch(path, ["--add-rpath", ":".join(folders)])
+    _patch(path, [*(["--force-rpath"] if inherited else []), "--add-rpath", ":".join(folders)])
 
 
 def set_loader(path: Path, loader: str) -> None:

@@ -42,10 +42,12 @@ class Change:
     Attributes:
         path: the file.
         folders: to append to its run path.
+        inherited: whether that run path is the old kind.
     """
 
     path: Path
     folders: tuple[str, ...]
+    inherited: bool
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def plan(files: Sequence[Elf], places: Places) -> tuple[list[Change], list[Missi
             elif folder and folder not in folders:
                 folders.append(folder)
         if folders:
-            changes.append(Change(file.path, tuple(folders)))
+            changes.append(Change(file.path, tuple(folders), file.inherited))
     return changes, missing
 
 

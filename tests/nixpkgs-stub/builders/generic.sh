@@ -3,7 +3,8 @@
 set -euo pipefail
 PATH=/usr/bin:/bin
 for input in ${nativeBuildInputs:-}; do PATH=$input/bin:$PATH; done
-export PATH HOME=$TMPDIR
+# As the compiler of stdenv does, whatever the derivation's own environment says.
+export PATH HOME=$TMPDIR CC=gcc CXX=g++
 
 # Hooks are variables with commands.
 runHook() {
@@ -25,5 +26,6 @@ run_phase "${dontPatch:-}" patch "${patchPhase:-}"
 run_phase "" post-patch "${postPatch:-}"
 run_phase "${dontConfigure:-}" configure "${preConfigure:-}${configurePhase:-}"
 run_phase "${dontBuild:-}" build "${buildPhase:-}"
+[[ -z ${doCheck:-} ]] || run_phase "" check "${checkPhase:-}"
 run_phase "${dontInstall:-}" install "${installPhase:-}"
-run_phase "" check "${installCheckPhase:-}"
+[[ -z ${doInstallCheck:-} ]] || run_phase "" install-check "${installCheckPhase:-}"

@@ -74,7 +74,7 @@ def check_libcuda(facts: RuntimeFacts) -> CheckResult:
         return LIBCUDA.ok("libcuda.so.1 found")
     return LIBCUDA.fail(
         value["error"],
-        "NixOS: export LD_LIBRARY_PATH=/run/opengl-driver/lib; Nix on DGX OS: start through nixglhost; "
+        "with Nix: nix run .#serve, with GLM53_EXL3_DRIVER=FOLDER where the driver is in an unusual place; "
         "a container: docker run --gpus all",
     )
 
