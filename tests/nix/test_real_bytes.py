@@ -6,6 +6,7 @@ About 3 GB, in a store that keeps them. Nothing here runs code for a Spark; it r
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -122,16 +123,21 @@ def test_exllamav3s_neighbour_has_the_moe_kernels(wheels: dict[str, Path]) -> No
     assert len(units) == 20
 
 
-@pytest.mark.timeout(900)
-def test_cuda_home_of_the_flake_compiles_and_links_for_the_gb10(tree: Path, tmp_path: Path) -> None:
-    """The derivation itself, for this machine: nvcc of the pinned wheels, sm_121a code, the driver's stub."""
+@pytest.fixture(scope="module")
+def home(tree: Path) -> Path:
+    """The flake's CUDA_HOME, built by its derivation for this machine."""
     expression = (
         '(import ./tests/nixpkgs-stub { system = "x86_64-linux"; '
         "overlays = [ (import ./nix/overlay.nix { inputs = { }; }) ]; }).glm53-exl3.cuda-home"
     )
     done = run_nix(tree, "build", "--impure", "--no-link", "--json", "--expr", expression, timeout=800)
     assert done.returncode == 0, done.stderr
-    home = Path(json.loads(done.stdout)[0]["outputs"]["out"])
+    return Path(json.loads(done.stdout)[0]["outputs"]["out"])
+
+
+@pytest.mark.timeout(900)
+def test_cuda_home_compiles_and_links_for_the_gb10(home: Path, tmp_path: Path) -> None:
+    """nvcc of the pinned wheels, sm_121a code, the driver's stub."""
     source = tmp_path / "kernel.cu"
     source.write_text(
         "#include <cuda.h>\n#include <cuda/std/cstdint>\n#include <cublas_v2.h>\n"
@@ -150,19 +156,31 @@ def test_cuda_home_of_the_flake_compiles_and_links_for_the_gb10(tree: Path, tmp_
         [home / "bin" / "cuobjdump", "--list-elf", library], capture_output=True, text=True, check=True
     )
     assert "sm_121a" in code.stdout
-    # As glibc 2.42 declares them, which the machine of this test may not have.
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert {"libcuda.so.1", "libcudart.so.13", "libcublas.so.13"} <= set(
+        needed.replace("[", " ").replace("]", " ").split()
+    )
+
+
+@pytest.mark.timeout(900)
+def test_cuda_home_compiles_with_the_c_library_of_nixpkgs(home: Path, tmp_path: Path) -> None:
+    """glibc 2.42 declares these two as never throwing; here a header says that it were that release."""
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    (newer / "features.h").write_text(
+        "#include_next <features.h>\n#undef __GLIBC_PREREQ\n"
+        "#define __GLIBC_PREREQ(major, minor) ((2 << 16) + 42 >= ((major) << 16) + (minor))\n",
+        encoding="utf-8",
+    )
+    source = tmp_path / "kernel.cu"
     source.write_text(
         'extern "C" double rsqrt(double x) noexcept(true);\nextern "C" float rsqrtf(float x) noexcept(true);\n'
         "__global__ void root(double* x) { x[0] = rsqrt(x[0]) + rsqrtf(1.0f); }\n",
         encoding="utf-8",
     )
-    specifier = "-DGLM53_EXL3_RSQRT_SPECIFIER=noexcept(true)"
-    flags = [specifier, "-gencode", "arch=compute_121a,code=sm_121a", "-c"]
-    compiled = subprocess.run(
-        [home / "bin" / "nvcc", *flags, source, "-o", tmp_path / "root.o"], capture_output=True, text=True, check=False
-    )
-    assert compiled.returncode == 0, compiled.stderr
-    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    assert {"libcuda.so.1", "libcudart.so.13", "libcublas.so.13"} <= set(
-        needed.replace("[", " ").replace("]", " ").split()
-    )
+    command = [home / "bin" / "nvcc", "-gencode", "arch=compute_121a,code=sm_121a", "-c", source, "-o", tmp_path / "o"]
+    environment = {**os.environ, "CPATH": str(newer)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    # The same without the newer library shows that the declarations do collide.
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0

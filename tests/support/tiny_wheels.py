@@ -113,3 +113,10 @@ def install(house: Path, *arguments: object, **variables: str) -> subprocess.Com
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     command = ["sh", str(house / "install.sh"), "--python", sys.executable, *map(str, arguments)]
     return subprocess.run(command, env={**kept, **variables}, capture_output=True, text=True, timeout=120)
+
+
+def call(code: str, **values: object) -> subprocess.CompletedProcess[str]:
+    """Run code with the installer's modules, and with values by name."""
+    given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    script = f"import sys; sys.path.insert(0, {str(TOOLS)!r})\nimport install\nfrom pathlib import Path\n{given}{code}"
+    return subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, timeout=60)

@@ -45,6 +45,7 @@ _MATH_HEADER = "include/crt/math_functions.h"
 _SPECIFIER = "GLM53_EXL3_RSQRT_SPECIFIER"
 _SPECIFIER_DEFINITION = f"""\
 #if !defined({_SPECIFIER})
+#include <features.h>
 #if defined(__GLIBC_PREREQ)
 #if __GLIBC_PREREQ(2, 42)
 #define {_SPECIFIER} noexcept(true)
@@ -116,9 +117,8 @@ def mend_math_header(header: Path) -> str:
         if text.count(line) != 1:
             return line
         text = text.replace(line, mended)
-    first = text.index(_RSQRT[0][1])
-    start = text.rindex("\n", 0, first) + 1
-    header.write_text(text[:start] + _SPECIFIER_DEFINITION + text[start:], encoding="utf-8")
+    # In front of all conditions: the second part of the header is read where the first is left out.
+    header.write_text(_SPECIFIER_DEFINITION + text, encoding="utf-8")
     return ""
 
 
