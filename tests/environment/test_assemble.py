@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import subprocess
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from support.nixos_module import require_program
+from support.tiny_wheels import write_wheel
 
 TOOL = Path(__file__).parents[2] / "tools" / "environment" / "assemble.py"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -41,27 +39,10 @@ def compile_library(path: Path, *needs: Path, name: str = "", flags: tuple[str, 
     return path
 
 
-def write_wheel(folder: Path, name: str, files: Mapping[str, bytes], scripts: str = "") -> Path:
-    """A wheel with these files."""
-    info = f"{name}-1.0.dist-info"
-    files = {
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
-    }
-    if scripts:
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{scripts}\n".encode()
-    record = "".join(
-        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
-        for path, data in files.items()
-    )
-    wheel = folder / f"{name}-1.0-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
-    return wheel
+def wheel_of(folder: Path, name: str, files: Mapping[str, bytes], scripts: str = "") -> Path:
+    """A wheel with these files and programs."""
+    points = {f"{name}-1.0.dist-info/entry_points.txt": f"[console_scripts]\n{scripts}\n".encode()} if scripts else {}
+    return write_wheel(folder, name, files={**files, **points})
 
 
 def assemble(prefix: Path, wheels: list[Path], *options: str) -> subprocess.CompletedProcess[str]:
@@ -94,13 +75,13 @@ def wheels(tmp_path: Path) -> list[Path]:
     driver.rename(driver_folder / driver.name)
     folder = tmp_path / "wheels"
     return [
-        write_wheel(
+        wheel_of(
             folder,
             "alpha",
             {"alpha/__init__.py": code.encode(), "alpha/lib/libalpha.so": alpha.read_bytes()},
             "alpha = alpha:main",
         ),
-        write_wheel(folder, "beta", {"vendor/beta/lib/libbeta.so.1": beta.read_bytes()}),
+        wheel_of(folder, "beta", {"vendor/beta/lib/libbeta.so.1": beta.read_bytes()}),
     ]
 
 
@@ -136,7 +117,7 @@ def test_run_path_that_a_wheel_brings_stays_first(tmp_path: Path, wheels: list[P
     inner = compile_library(build / "libinner.so.1")
     system = tmp_path / "system" / "libsystem.so.2"
     outer = compile_library(build / "libouter.so", inner, system, flags=("-Wl,-rpath,$ORIGIN/own",))
-    wheel = write_wheel(
+    wheel = wheel_of(
         tmp_path / "wheels",
         "gamma",
         {"gamma/libouter.so": outer.read_bytes(), "gamma/own/libinner.so.1": inner.read_bytes()},
@@ -151,7 +132,7 @@ def test_run_path_that_a_wheel_brings_stays_first(tmp_path: Path, wheels: list[P
 def test_kind_of_a_run_path_stays(tmp_path: Path, wheels: list[Path], flag: str, kind: str) -> None:
     system = tmp_path / "system" / "libsystem.so.2"
     outer = compile_library(tmp_path / "build" / "libouter.so", system, flags=("-Wl,-rpath,$ORIGIN/own", f"-Wl,{flag}"))
-    wheel = write_wheel(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
+    wheel = wheel_of(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
     prefix = tmp_path / "environment"
     assert assemble(prefix, [wheel], *options(tmp_path)).returncode == 0
     library = prefix / "lib" / f"python{VERSION}" / "site-packages" / "gamma" / "libouter.so"
@@ -164,7 +145,7 @@ def test_folder_of_the_machine_that_made_a_wheel_is_no_place_to_find_a_library(t
     build = tmp_path / "build"
     inner = compile_library(build / "libinner.so.1")
     outer = compile_library(build / "libouter.so", inner, flags=(f"-Wl,-rpath,{build}",))
-    wheel = write_wheel(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
+    wheel = wheel_of(tmp_path / "wheels", "gamma", {"gamma/libouter.so": outer.read_bytes()})
     done = assemble(tmp_path / "environment", [wheel])
     assert done.returncode == 1
     assert "libouter.so needs libinner.so.1" in done.stderr
@@ -192,7 +173,7 @@ def test_library_may_be_missing_for_a_reason(tmp_path: Path, wheels: list[Path])
 def test_library_that_is_opened_by_name_is_made_findable(tmp_path: Path, wheels: list[Path]) -> None:
     build = tmp_path / "build"
     outer, inner = compile_library(build / "libouter.so"), compile_library(build / "libinner.so.1")
-    wheel = write_wheel(
+    wheel = wheel_of(
         tmp_path / "wheels",
         "gamma",
         {"gamma/libouter.so": outer.read_bytes(), "inner/libinner.so.1": inner.read_bytes()},
@@ -207,8 +188,8 @@ def test_library_that_is_opened_by_name_is_made_findable(tmp_path: Path, wheels:
 
 
 def test_two_wheels_with_different_bytes_for_one_file_are_refused(tmp_path: Path) -> None:
-    first = write_wheel(tmp_path, "one", {"shared/__init__.py": b"", "shared/a.py": b"1"})
-    second = write_wheel(tmp_path, "two", {"shared/__init__.py": b"", "shared/a.py": b"2"})
+    first = wheel_of(tmp_path, "one", {"shared/__init__.py": b"", "shared/a.py": b"1"})
+    second = wheel_of(tmp_path, "two", {"shared/__init__.py": b"", "shared/a.py": b"2"})
     done = assemble(tmp_path / "environment", [first, second])
     assert done.returncode == 1
     assert (
@@ -222,7 +203,7 @@ def test_two_wheels_with_different_bytes_for_one_file_are_refused(tmp_path: Path
 
 
 def test_damaged_wheel_is_refused(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path, "one", {"one.py": b"x = 1\n"})
+    wheel = wheel_of(tmp_path, "one", {"one.py": b"x = 1\n"})
     damaged = wheel.read_bytes().replace(b"x = 1", b"x = 2")
     wheel.write_bytes(damaged)
     assert assemble(tmp_path / "environment", [wheel]).returncode == 1
@@ -233,7 +214,7 @@ def test_loader_of_programs_is_replaced(tmp_path: Path) -> None:
     source.write_text("int main(void) { return 0; }\n", encoding="utf-8")
     program = tmp_path / "program"
     subprocess.run(["cc", str(source), "-o", str(program)], check=True)
-    wheel = write_wheel(tmp_path, "tool", {"tool-1.0.data/scripts/tool": program.read_bytes()})
+    wheel = wheel_of(tmp_path, "tool", {"tool-1.0.data/scripts/tool": program.read_bytes()})
     prefix = tmp_path / "environment"
     assert assemble(prefix, [wheel], "--loader", "/nix/store/glibc/ld.so").returncode == 0
     shown = subprocess.run(["patchelf", "--print-interpreter", prefix / "bin" / "tool"], capture_output=True, text=True)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.nixos_module import require_program
+from support.tiny_wheels import write_wheel
+
 TOOL = Path(__file__).parents[2] / "tools" / "environment" / "check_torch.py"
 
 
@@ -49,3 +52,15 @@ def test_missing_torch_is_named(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 1
     assert "error: torch-missing" in done.stderr
+
+
+def test_wheel_of_torch_for_the_cpu_is_refused_in_an_environment_made_of_it(tmp_path: Path) -> None:
+    require_program("patchelf")
+    version = b"from typing import Optional\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n"
+    wheel = write_wheel(tmp_path, "torch", "2.13.0", files={"torch/__init__.py": b"", "torch/version.py": version})
+    prefix = tmp_path / "environment"
+    command = [sys.executable, str(TOOL.with_name("assemble.py")), "--prefix", str(prefix), "--python", sys.executable]
+    subprocess.run([*command, "--no-compile", "--wheels", str(wheel)], check=True)
+    done = run(next(prefix.glob("lib/python*/site-packages")))
+    assert done.returncode == 1
+    assert "found:    2.13.0+cpu, CUDA none" in done.stderr

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         install_wheel(wheel, options.prefix, site)
     places = resolve.Places(
         options.prefix,
-        [Path(part) for part in options.library_path.split(":") if part],
+        [Path(part) for part in options.system_folders.split(":") if part],
         options.driver_path,
         rules.get("missing_libraries", {}),
         rules.get("opened_libraries", {}),
@@ -74,7 +74,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--python-version", help="its minor version; it is asked without, which one of another machine can't answer"
     )
     parser.add_argument("--wheels", type=Path, nargs="+", required=True)
-    parser.add_argument("--library-path", default="", help="folders of system libraries")
+    parser.add_argument("--library-path", dest="system_folders", default="", help="folders of system libraries")
     parser.add_argument("--driver-path", default="/run/opengl-driver/lib", help="folder of the driver at run time")
     parser.add_argument("--loader", default="", help="program interpreter for executables; as they are without")
     parser.add_argument("--rules", type=Path, help="JSON as rules.json beside this file")

@@ -71,14 +71,14 @@ class Places:
 
     Attributes:
         root: the environment.
-        library_folders: folders of system libraries, in the order in which they are searched.
+        system_folders: folders of system libraries, in the order in which they are searched.
         driver_folder: where the driver's libraries will be when the environment is used.
         optional: pattern of a path in the environment -> pattern of a soname -> why nobody needs that library.
         opened: pattern of a path -> sonames that the file opens by name while it runs, as far as they exist.
     """
 
     root: Path
-    library_folders: Sequence[Path]
+    system_folders: Sequence[Path]
     driver_folder: str
     optional: Mapping[str, Mapping[str, str]]
     opened: Mapping[str, Sequence[str]]
@@ -114,7 +114,7 @@ def _folder(file: Elf, soname: str, inside: Mapping[str, list[Path]], places: Pl
     for provider in inside.get(soname, []):
         relative = os.path.relpath(provider.parent, file.path.parent)
         return "$ORIGIN" if relative == "." else f"$ORIGIN/{relative}"
-    return next((str(folder) for folder in places.library_folders if (folder / soname).exists()), None)
+    return next((str(folder) for folder in places.system_folders if (folder / soname).exists()), None)
 
 
 def _search(file: Elf) -> list[Path]:
