@@ -51,6 +51,7 @@ final: _prev: {
         };
 
       cuda-home = self.callPackage ./packages/cuda-home.nix { };
+      pythonWheel = self.callPackage ./packages/python-wheel.nix { };
       plugin = self.callPackage ./packages/plugin.nix { };
       vllm-cpu-alias = self.callPackage ./packages/vllm-cpu-alias.nix { };
       exllamav3-extension = self.callPackage ./packages/exllamav3-extension.nix { };

@@ -15,12 +15,7 @@ let
     ) entry.requires;
 
   # Names in locks are lower case with dashes.
-  normalise =
-    name:
-    let
-      dashed = builtins.replaceStrings [ "_" "." ] [ "-" "-" ] (lib.toLower name);
-    in
-    dashed;
+  normalise = name: builtins.replaceStrings [ "_" "." ] [ "-" "-" ] (lib.toLower name);
 in
 rec {
   inherit fileName;

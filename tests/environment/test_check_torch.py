@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.nixos_module import require_program
+from support.programs import require_program
 from support.tiny_wheels import write_wheel
 
 TOOL = Path(__file__).parents[2] / "tools" / "environment" / "check_torch.py"

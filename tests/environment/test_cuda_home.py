@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.nixos_module import require_program
+from support.programs import require_program
 
 TOOL = Path(__file__).parents[2] / "tools" / "environment" / "cuda_home.py"
 FILES = (

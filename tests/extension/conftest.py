@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from extension.building import COMPILER_WHEELS, HERE, NEIGHBOUR, TOOL, build, torch_of
-from extension.pinned_wheels import CACHE, PINS, ROOT, fetch, lacking, pinned_file, unpack
+from extension.pinned_wheels import CACHE, PINS, ROOT, fetch, pinned_file, unpack
+from support.programs import lacking
 
 
 @pytest.fixture(scope="session")

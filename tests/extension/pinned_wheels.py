@@ -5,26 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
+from support.programs import lacking
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "extension"
 PINS: dict[str, Any] = json.loads((ROOT / "python" / "src" / "glm53_exl3" / "pins.json").read_text())
-
-
-def lacking(what: str) -> NoReturn:
-    """Skip, or fail where nothing may be skipped."""
-    if os.environ.get("GLM53_EXL3_CI") == "1":
-        pytest.fail(f"{what}, and GLM53_EXL3_CI=1 allows no skip")
-    pytest.skip(what)
 
 
 def pinned_file(distribution: str, system: str) -> tuple[str, dict[str, str]]:

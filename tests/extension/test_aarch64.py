@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from extension.building import NEIGHBOUR, build, torch_of
-from extension.pinned_wheels import lacking
+from support.programs import lacking
 
 COMPILER = "aarch64-linux-gnu-g++"
 #: One of each kind: the binding, a unit that includes torch, and an instance, that of the pack's two bits.

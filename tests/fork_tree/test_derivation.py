@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fork_tree.conftest import PINS, ROOT, STAND_IN
-from support.nixos_module import require_program
+from support.programs import require_program
 
 SCOPE = Path(__file__).parent / "data" / "scope.nix"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fork_tree.conftest import ROOT
-from support.nixos_module import require_program
+from support.programs import require_program
 
 
 @pytest.fixture(autouse=True)

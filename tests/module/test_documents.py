@@ -11,7 +11,8 @@ import pytest
 
 from glm53_exl3.serve.setting_rules import is_loopback
 from glm53_exl3.serve.settings import KEYS
-from support.nixos_module import ROOT, evaluate, evaluate_module, require_program
+from support.nixos_module import ROOT, evaluate, evaluate_module
+from support.programs import require_program
 
 #: Settings for which an instance has an option of its own.
 OWNED = {"pack": "pack", "draft": "draft", "runtime": "runtime", "api-key-file": "apiKeyFile"}

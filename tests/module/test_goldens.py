@@ -13,7 +13,8 @@ from glm53_exl3.cli.main import application
 from glm53_exl3.serve.rules import broken_rules
 from glm53_exl3.serve.setting_values import merge_settings
 from glm53_exl3.serve.settings_file import read_settings_file
-from support.nixos_module import CASES, GOLDENS, case, evaluate_module, files_of, goldens_of, require_program, words
+from support.nixos_module import CASES, GOLDENS, case, evaluate_module, files_of, goldens_of, words
+from support.programs import require_program
 
 #: The rules that the configuration of everything breaks on purpose; serve is forced there.
 FORCED = {"full/glm53-exl3-full.toml": {"speculation-sequences"}}

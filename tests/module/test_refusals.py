@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from support.nixos_module import STUB, NixError, evaluate_module, require_program
+from support.nixos_module import STUB, NixError, evaluate_module
+from support.programs import require_program
 
 #: Evaluators to refuse with; nixpkgs' own says the same in the words that are matched.
 LIBS = [STUB] + ([f"import {os.environ['GLM53_NIXPKGS_LIB']}/lib"] if os.environ.get("GLM53_NIXPKGS_LIB") else [])

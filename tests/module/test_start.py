@@ -20,8 +20,9 @@ from glm53_exl3.serve.ports import free_port
 from glm53_exl3.serve.supervisor import ServeExit
 from support.fetching import pack_files
 from support.hub_server import running_hub
-from support.nixos_module import evaluate_module, require_program
+from support.nixos_module import evaluate_module
 from support.processes import family, survivors
+from support.programs import require_program
 from support.services import Started, service_manager, start_of
 
 START_SECONDS = 400

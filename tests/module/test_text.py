@@ -7,7 +7,8 @@ import tomllib
 
 import pytest
 
-from support.nixos_module import NixError, evaluate, require_program, words
+from support.nixos_module import NixError, evaluate, words
+from support.programs import require_program
 
 NASTY = [
     "plain",

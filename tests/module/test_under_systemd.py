@@ -19,7 +19,8 @@ from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.serve.ports import free_port
 from support.fetching import pack_files
 from support.hub_server import running_hub
-from support.nixos_module import ROOT, evaluate_module, require_program
+from support.nixos_module import ROOT, evaluate_module
+from support.programs import require_program
 
 CONTAINER = ROOT / "tests" / "support" / "systemd_container.sh"
 SECRET = "c0ffee" * 8

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.nixos_module import CASES, GOLDENS, PROGRAM, ROOT, goldens_of, require_program
+from support.nixos_module import CASES, GOLDENS, PROGRAM, ROOT, goldens_of
+from support.programs import require_program
 
 #: Keys that systemd 252, Debian's, does not know yet, by the release that brought them.
 NEWER = {"RestartMode": 254, "RestartSteps": 254, "RestartMaxDelaySec": 254}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.nix_flake import copy_tree
-from support.nixos_module import require_program
+from support.programs import require_program
 
 # The tools import one another by name, as programs of one folder.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "environment"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.nix_flake import ROOT
-from support.nixos_module import require_program
+from support.programs import require_program
 
 FILES = sorted([ROOT / "flake.nix", *(ROOT / "nix").rglob("*.nix"), *(ROOT / "tests").rglob("*.nix")])
 WIDTH = 125

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 MODULE_TESTS: Final = ROOT / "tests" / "module"
@@ -30,15 +27,6 @@ _MASKED: Final = f"/nix/store/{'0' * 32}-"
 
 class NixError(Exception):
     """What Nix said when it refused to evaluate."""
-
-
-def require_program(name: str) -> None:
-    """Skip a test where a program is missing; fail where everything has to be there."""
-    if shutil.which(name) is None:
-        reason = f"{name} is not installed"
-        if os.environ.get("GLM53_EXL3_CI") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 def evaluate(expression: str, *arguments: str) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.nix_flake import copy_tree, derivations, evaluate
-from support.nixos_module import require_program
+from support.programs import require_program
 from support.tiny_wheels import write_wheel
 
 BUILT = {

@@ -139,7 +139,6 @@ def install_wheel(wheel: Path, prefix: Path, site: Path) -> None:
 def link_libraries(places: resolve.Places, loader: str) -> list[resolve.Missing]:
     """Give every file the folders it needs; the names that stay missing."""
     files = elf.read(elf.elf_files(places.root))
-    # Programs and libraries of another machine, which some wheels carry as data, run nowhere here.
     changes, missing = resolve.plan(files, places)
     for change in changes:
         elf.add_search(change.path, change.folders, inherited=change.inherited)
