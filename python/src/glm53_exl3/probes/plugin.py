@@ -18,6 +18,8 @@ _EXTENSION_MODULE: Final = "glm53_exl3_exllamav3_ext"
 #: exl3_moe of exllamav3 takes this many arguments in these releases.
 _ARITY_RELEASES: Final[Mapping[int, str]] = {29: "0.0.x", 30: "1.4.x", 35: "1.5.0 or newer"}
 _DECISIVE: Final = ("mapping", "in-place", "positions")
+#: Tried only where the model can be imported; wrong all the same.
+_CORRUPTING: Final = ("seed", "drafts")
 _FIXED: Final = "with Nix: nix run .#serve-upstream; without: vLLM 0.31.0 or newer"
 
 
@@ -90,11 +92,12 @@ def _torch(facts: RuntimeFacts) -> str:
 
 
 def check_kpool(facts: RuntimeFacts) -> CheckResult:
-    """Without the fix vLLM writes outside the tail cache after about 2,200 tokens (vLLM PR 53906, comments)."""
+    """Without the fixes vLLM writes outside the tail cache or corrupts its keys (docs/kpool-tail.md)."""
     if (broken := unavailable(KPOOL, facts, "kpool-tail", _FIXED)) is not None:
         return broken
     verdicts: Mapping[str, Mapping[str, Any]] = facts.value("kpool-tail")
-    wrong = [name for name in _DECISIVE if verdicts[name]["verdict"] == "wrong"]
+    tried = [*_DECISIVE, *(name for name in _CORRUPTING if name in verdicts)]
+    wrong = [name for name in tried if verdicts[name]["verdict"] == "wrong"]
     if wrong:
         return KPOOL.fail("; ".join(f"{name}: {verdicts[name]['detail']}" for name in wrong), _FIXED)
     undecided = [name for name in _DECISIVE if verdicts[name]["verdict"] != "right"]

@@ -3,14 +3,16 @@
 Each request owns one block of the tail cache, a ring of `kpool` slots. A vLLM that maps by the generic rule instead
 (position divided by block size, into a table of one column) writes outside the block after about 2,200 tokens. Three
 things have to be right for it not to: the builder of the metadata gets the positions, maps each token into its own
-block, and writes the mapping where CUDA graphs have recorded it. Each is tried with small tensors; what cannot be
-tried here is called undecided, never right.
+block, and writes the mapping where CUDA graphs have recorded it. Two more corrupt keys without an error: prefill that
+seeds the tail as if its blocks lay side by side, and a ring without room for the drafts of a step. Each is tried with
+small tensors; what cannot be tried here is called undecided, never right.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,11 @@ POSITIONS = ((10, 11, 12), (2300,))
 _INDEXER = "vllm.v1.attention.backends.mla.indexer"
 _HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
 _KV_CACHE = "vllm.v1.kv_cache_interface"
+_BLOCK_TABLE = "vllm.v1.worker.gpu.block_table"
+_TAIL_OPS = "vllm.models.glm5next.nvidia.ops.kpool_compress"
+_ATTENTION = ("vllm.models.glm5next.common.attention", "vllm.models.glm5next.nvidia.attention")
+#: How patch 0004 of this project bounds the generic mapping.
+_BOUND = "block_indices = tl.minimum(block_indices, block_table_stride - 1)"
 #: In the order to look: while there was one of its own the general one belonged to other models.
 _TAIL_SPECS = ("KpoolTailSpec", "CircularBufferSpec")
 
@@ -29,13 +36,14 @@ Verdict = dict[str, str]
 
 
 def examine() -> dict[str, Verdict]:
-    """A verdict and its reason for `mapping`, `in-place`, `positions` and `generic`."""
+    """A verdict and its reason for `mapping`, `in-place`, `positions`, `generic`, `seed` and `drafts`."""
     found = {"mapping": _undecided("not tried"), "in-place": _undecided("not tried")}
     try:
         found |= _mapping()
     except Exception as error:
         found |= dict.fromkeys(found, _undecided(_reason(error)))
-    for name, examination in (("positions", _positions), ("generic", _generic)):
+    others = {"positions": _positions, "generic": _generic, "seed": _seed, "drafts": _drafts}
+    for name, examination in others.items():
         try:
             found[name] = examination()
         except Exception as error:
@@ -195,8 +203,65 @@ def _generic() -> Verdict:
     spec = object.__new__(getattr(interface, name))
     if not hasattr(spec, "uses_slot_mapping"):
         return _undecided(f"{name} does not say")
-    uses = bool(spec.uses_slot_mapping)
-    return {"verdict": WRONG if uses else RIGHT, "detail": f"{name}.uses_slot_mapping is {uses}"}
+    if not spec.uses_slot_mapping:
+        return {"verdict": RIGHT, "detail": f"{name}.uses_slot_mapping is False"}
+    source = Path(str(importlib.import_module(_BLOCK_TABLE).__file__)).read_text(encoding="utf-8")
+    if _BOUND in source:
+        return {"verdict": RIGHT, "detail": "the generic mapping is bounded by a patch"}
+    return {"verdict": WRONG, "detail": f"{name}.uses_slot_mapping is True"}
+
+
+class _Launch:
+    """In place of a Triton kernel: keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Any] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *arguments, **named: self.arguments.extend([*arguments, *named.values()])
+
+
+def _seed() -> Verdict:
+    """Whether the kernel that seeds the tail is told how far apart its blocks lie."""
+    torch: Any = importlib.import_module("torch")
+    ops: Any = importlib.import_module(_TAIL_OPS)
+    heads, width, stride = 2, 128, 5003
+    tails = torch.zeros(2 * stride, dtype=torch.bfloat16).as_strided(
+        (2, heads, RING, width), (stride, RING * width, width, 1)
+    )
+    rows = torch.zeros(1, width, dtype=torch.bfloat16)
+    launch, original = _Launch(), ops._kpool_tail_seed_kernel
+    ops._kpool_tail_seed_kernel = launch
+    try:
+        ops.kpool_seed_tail_cache(tails, rows, rows, torch.zeros(1, dtype=torch.int64), RING, width)
+    finally:
+        ops._kpool_tail_seed_kernel = original
+    if not launch.arguments:
+        return _undecided("the tail is seeded in another way")
+    told = any(isinstance(argument, int) and argument == stride for argument in launch.arguments)
+    return {"verdict": RIGHT if told else WRONG, "detail": f"seeding {'knows' if told else 'ignores'} the page stride"}
+
+
+def _drafts() -> Verdict:
+    """Whether the ring of a request holds an unfinished pool and the drafts of one step."""
+    torch, drafts = importlib.import_module("torch"), 2
+    attention: Any = None
+    for name in _ATTENTION:
+        try:
+            attention = importlib.import_module(name)
+            break
+        except ModuleNotFoundError as error:
+            if not name.startswith(f"{error.name}"):
+                raise
+    cache = object.__new__(attention.Glm5NextTailCache)
+    torch.nn.Module.__init__(cache)
+    cache.head_dim, cache.prefix, cache._index_kpool = 128, "tail", RING
+    cache.cache_config = SimpleNamespace(block_size=640)
+    slots = int(cache.get_kv_cache_spec(SimpleNamespace(num_speculative_tokens=drafts)).block_size)
+    return {
+        "verdict": RIGHT if slots >= RING + drafts else WRONG,
+        "detail": f"a ring of {slots} for pools of {RING} and {drafts} drafts",
+    }
 
 
 def _undecided(reason: str) -> Verdict:
