@@ -118,15 +118,7 @@ stdenv.mkDerivation (
       inherit numPatches;
     };
     meta = {
-      description =
-        "vLLM fork with GLM-5.3-Flash for GB10 (${revision}, "
-        + (
-          if numPatches == 0 then
-            "WITHOUT the four fixes that a GB10 needs: patches/vllm/series is empty"
-          else
-            "patches applied: ${toString numPatches}"
-        )
-        + ")";
+      description = "vLLM fork with GLM-5.3-Flash for GB10 (${revision}, patches applied: ${toString numPatches})";
       homepage = "https://github.com/${fork.repository}";
       # vLLM's own; docs/vllm-fork.md lists those of the sources that are compiled in.
       license = lib.licenses.asl20;

@@ -28,11 +28,16 @@ def _needs_nix() -> None:
     require_program("nix-build")
 
 
-PATCH = """Subject: greet otherwise
+FORK = json.loads(PINS.read_text())["runtimes"]["fork"]["vllm"]
+PATCH = f"""Subject: greet otherwise
+Why: the greeting is short
+Upstream-Status: Pending
+Applies-To: {FORK["repository"]} {FORK["revision"]}
+Drop-When: vllm/greeting.py has "bonjour"; tests/fork_tree/test_derivation.py passes without it
+
 --- a/vllm/greeting.py
 +++ b/vllm/greeting.py
-@@ -2,3 +2,3 @@
-\x20
+@@ -3,2 +3,2 @@
 -GREETING = "hello"
 +GREETING = "good day"
  NUMBER = 1
@@ -66,10 +71,19 @@ def evaluate(attribute: str, system: str = "aarch64-linux", **given: Path) -> st
     return str(json.loads(done.stdout))
 
 
-def patches(folder: Path, text: str = PATCH, series: str = "0001-greet.patch\n") -> Path:
+def patches(folder: Path, text: str = PATCH, series: str = "0001-greet-otherwise.patch\n") -> Path:
     folder.mkdir()
-    (folder / "0001-greet.patch").write_text(text)
+    (folder / "0001-greet-otherwise.patch").write_text(text)
     (folder / "series").write_text(series)
+    return folder
+
+
+@pytest.fixture
+def no_patches(tmp_path: Path) -> Path:
+    """The stand-in tree has none of the code that the patches of the repository change."""
+    folder = tmp_path / "none"
+    folder.mkdir()
+    (folder / "series").write_text("# none\n")
     return folder
 
 
@@ -77,8 +91,8 @@ def tree(tmp_path: Path) -> Path:
     return Path(shutil.copytree(STAND_IN, tmp_path / "vllm-tree"))
 
 
-def test_sources_are_laid_out_with_their_submodules() -> None:
-    done = build()
+def test_sources_are_laid_out_with_their_submodules(no_patches: Path) -> None:
+    done = build(patchFolder=no_patches)
     assert done.returncode == 0, done.stderr
     result = Path(done.stdout.strip())
     pins = json.loads(PINS.read_text())["sources"]
@@ -103,24 +117,31 @@ def test_patch_that_does_not_fit_stops_the_build(tmp_path: Path) -> None:
     done = build(patchFolder=patches(tmp_path / "vllm", PATCH.replace('-GREETING = "hello"', '-GREETING = "hi"')))
     assert done.returncode != 0
     assert (
-        "error: patch-does-not-apply: 0001-greet.patch does not fit this tree of vLLM; it changes vllm/greeting.py"
+        "error: patch-does-not-apply: 0001-greet-otherwise.patch does not fit .; it changes vllm/greeting.py"
         in done.stderr
     )
+    assert "hunk 1: closest is line 3; there line 3 should be 'GREETING = \"hi\"'" in done.stderr
     assert "hint: nix run .#serve-upstream" in done.stderr
+
+
+def test_patch_that_breaks_the_rules_stops_the_build(tmp_path: Path) -> None:
+    done = build(patchFolder=patches(tmp_path / "vllm", PATCH.replace(FORK["revision"], "0" * 40)))
+    assert done.returncode != 0
+    assert "error: header-revision: 0001-greet-otherwise.patch: " in done.stderr
 
 
 def test_unlisted_patch_stops_evaluation(tmp_path: Path) -> None:
     done = build(patchFolder=patches(tmp_path / "vllm", series="# none\n"))
     assert done.returncode != 0
-    assert "has 0001-greet.patch, which" in done.stderr
+    assert "has 0001-greet-otherwise.patch, which" in done.stderr
     assert "series does not list; add a line or remove the file" in done.stderr
 
 
-def test_tree_that_asks_for_another_source_stops_the_build(tmp_path: Path) -> None:
+def test_tree_that_asks_for_another_source_stops_the_build(tmp_path: Path, no_patches: Path) -> None:
     changed = tree(tmp_path)
     path = changed / "cmake/external_projects/flashkda.cmake"
     path.write_text(path.read_text().replace("ee0be888cd0e972f9409bf53756f8c38c6652173", "0" * 40))
-    done = build(vllm=changed)
+    done = build(vllm=changed, patchFolder=no_patches)
     assert done.returncode != 0
     assert (
         f"flashkda.cmake: asked vllm-project/FlashKDA {'0' * 40}; pinned vllm-project/FlashKDA ee0be888" in done.stderr
@@ -128,11 +149,12 @@ def test_tree_that_asks_for_another_source_stops_the_build(tmp_path: Path) -> No
     assert "error: fork-tree-differs: " in done.stderr
 
 
-def test_number_of_patches_stands_in_version_and_description(tmp_path: Path) -> None:
+def test_number_of_patches_stands_in_version_and_description(tmp_path: Path, no_patches: Path) -> None:
     one = patches(tmp_path / "vllm")
-    assert evaluate("fork.version") == "0.28.1.dev0+g878631b60.p0"
+    assert evaluate("fork.version", patchFolder=no_patches) == "0.28.1.dev0+g878631b60.p0"
     assert evaluate("fork.version", patchFolder=one) == "0.28.1.dev0+g878631b60.p1"
-    assert "WITHOUT the four fixes" in evaluate("fork.meta.description")
+    listed = [line for line in (ROOT / "patches/vllm/series").read_text().splitlines() if line.endswith(".patch")]
+    assert f"(878631b60, patches applied: {len(listed)})" in evaluate("fork.meta.description")
     assert "(878631b60, patches applied: 1)" in evaluate("fork.meta.description", patchFolder=one)
 
 
@@ -165,11 +187,11 @@ def test_fork_is_compiled_for_the_pinned_architecture() -> None:
 
 
 def test_vllm_takes_every_source_from_its_folder_without_network(
-    release: Callable[[str], Path], tmp_path: Path
+    release: Callable[[str], Path], tmp_path: Path, no_patches: Path
 ) -> None:
     cmake = _cmake(tmp_path)
     released = release("0.29.0")
-    given = {"vllm": released}
+    given = {"vllm": released, "patchFolder": no_patches}
     environment = {
         pin["cmake_variable"]: evaluate(f"fork.{pin['cmake_variable']}", **given)
         for pin in json.loads(PINS.read_text())["sources"].values()

@@ -36,6 +36,17 @@ let
     filter = path: _type: lib.hasSuffix ".py" path;
   };
 
+  # check_patches.py and what it imports, of all that is in tools.
+  patchTools = builtins.path {
+    path = ../../../tools;
+    name = "patch-tools";
+    filter =
+      path: type:
+      baseNameOf path == "patchset" && type == "directory"
+      || baseNameOf path == "check_patches.py"
+      || baseNameOf (dirOf path) == "patchset" && lib.hasSuffix ".py" path;
+  };
+
   # What setup.py imports beside torch and its requirements; all of it is pure Python, good for any machine.
   buildWheels = wheelTools.closure {
     lock = locks.fork;
@@ -109,9 +120,11 @@ stdenv.mkDerivation {
 
   patchPhase = ''
     runHook prePatch
-    bash ${./apply-patches.sh} . ${
-      lib.concatMapStringsSep " " (patch: "${patchStore}/${patch.name}") patches
-    }
+    # Counting them has the series checked while evaluating.
+    echo "${toString (builtins.length patches)} patches"
+    # Its rules ask for the tests that headers name; those are not here, and were asked for when the patches were made.
+    PYTHONDONTWRITEBYTECODE=1 python3 ${patchTools}/check_patches.py --tree . --apply --without-evidence \
+      --patches ${patchStore} --pins ${asFile "pins" pins}
     # Data files of the package: setuptools-scm lists them from git, which a fetched tree is not.
     printf '\ngraft vllm\nglobal-exclude *.py[co]\n' >> MANIFEST.in
     runHook postPatch
@@ -136,7 +149,7 @@ stdenv.mkDerivation {
   '';
   dontFixup = true;
 
-  passthru = { inherit patches buildWheels checks; };
+  passthru = { inherit patches buildWheels checks patchTools; };
   meta = {
     description = "Sources of the vLLM fork at ${builtins.substring 0 9 fork.revision}, patches applied: ${toString (builtins.length patches)}";
     homepage = "https://github.com/${fork.repository}";
