@@ -87,8 +87,11 @@ def test_every_unit_has_code_for_the_gpu_and_for_no_other(built: Path, toolkit: 
     units = [unit["unit"] for unit in record["units"]]
     instances = [unit for unit in units if "exl3_moe_inst_" in unit]
     assert len(instances) == 20
-    assert set(units) - set(instances) == {"binding.cpp", "quant/exl3_moe.cu", "quant/exl3_devctx.cu"}
-    for unit in instances:
+    own = {"binding.cpp", "layer.cpp", "routing.cu"}
+    assert set(units) - set(instances) - own == {
+        *("quant/exl3_moe.cu", "quant/exl3_devctx.cu", "quant/reconstruct.cu", "quant/hadamard.cu"),
+    }
+    for unit in [*instances, "routing.cu", "quant/reconstruct.cu", "quant/hadamard.cu"]:
         listed = subprocess.run(
             [toolkit / "bin" / "cuobjdump", "--list-elf", "--list-ptx", built / "objects" / f"{Path(unit).stem}.o"],
             capture_output=True,
@@ -130,7 +133,15 @@ def test_the_module_carries_no_path_of_this_machine(module: Path) -> None:
 
 def test_the_module_imports_and_reports_as_preflight_asks(built: Path, cuda_torch: Path) -> None:
     seen = imported(built, cuda_torch)
-    assert seen["names"] == ["arch_list", "exl3_moe", "exl3_moe_max_concurrency", "moe_arity", "source_revision"]
+    functions = [
+        "exl3_moe",
+        "exl3_moe_max_concurrency",
+        "had_r_128",
+        "reconstruct",
+        "reconstruct_had_slice",
+        "run_layer",
+    ]
+    assert seen["names"] == sorted([*functions, "arch_list", "moe_arity", "source_revision"])
     assert seen["fact"]["missing"] == []
     assert seen["fact"]["arity"] == seen["arity"] == PINS["exllamav3"]["moe_arity"] == 30
     assert (seen["revision"], seen["arch_list"]) == (NEIGHBOUR, PINS["gpu"]["arch_list"])

@@ -30,18 +30,18 @@ def refused(tree: Path, *arguments: str) -> str:
 def test_a_whole_tree_passes_and_names_the_pinned_revision(tree: Path) -> None:
     done = build("--source", tree, "--output", tree / "out", "--check")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"kernels of turboderp-org/exllamav3 1.4.4, {PINS['exllamav3']['revision']}: 22 units\n"
+    assert done.stdout == f"kernels of turboderp-org/exllamav3 1.4.4, {PINS['exllamav3']['revision']}: 24 units\n"
 
 
 def test_a_tree_without_kernels_is_refused(tmp_path: Path) -> None:
     message = refused(tmp_path)
     assert message.startswith("error: tree-kernels:")
-    assert "lacks 23 of 23 files of the MoE kernels, first quant/exl3_moe.cuh" in message
+    assert "lacks 25 of 25 files of the kernels, first quant/exl3_moe.cuh" in message
 
 
 def test_one_missing_instance_is_named(tree: Path) -> None:
     (tree / QUANT / "comp_units" / "exl3_moe_inst_k3_cb2.cu").unlink()
-    assert "lacks 1 of 23 files of the MoE kernels, first quant/comp_units/exl3_moe_inst_k3_cb2.cu" in refused(tree)
+    assert "lacks 1 of 25 files of the kernels, first quant/comp_units/exl3_moe_inst_k3_cb2.cu" in refused(tree)
 
 
 @pytest.mark.parametrize(

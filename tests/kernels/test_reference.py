@@ -7,7 +7,6 @@ import torch
 
 from glm53_exl3.decode import Exl3Tensor, moe_reference
 from glm53_exl3.errors import KernelError
-from glm53_exl3.kernels import select
 from glm53_exl3.kernels.interface import PackedExperts, PackedLayer
 from glm53_exl3.kernels.reference import ReferenceKernel
 from glm53_exl3.kernels.settings import KernelSettings, kernel_settings
@@ -84,41 +83,3 @@ def test_unknown_setting_is_refused(variable: str) -> None:
     with pytest.raises(KernelError, match=f"{variable}=fast") as caught:
         kernel_settings({variable: "fast"})
     assert variable in caught.value.hint
-
-
-def test_slow_backend_on_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, _ = layer()
-    told: list[str] = []
-    monkeypatch.setattr(select, "_warned", set())
-    monkeypatch.setattr(select, "ReferenceKernel", lambda *arguments: "kernel")
-    # Not through the logging of the process, which vLLM rearranges once another test has imported it.
-    monkeypatch.setattr(select.logger, "warning", lambda text, *values: told.append(text % values))
-    # No GPU here: the meta device stands for any device that is not a CPU.
-    on_device = PackedExperts(packed.gate.trellis.to("meta"), packed.gate.suh, packed.gate.svh, "mcg")
-    elsewhere = PackedLayer("test", on_device, packed.up, packed.down)
-    select.build_kernel(elsewhere, torch.float32, KernelSettings(), captures_graphs=False)
-    select.build_kernel(elsewhere, torch.float32, KernelSettings(), captures_graphs=False)
-    select.build_kernel(packed, torch.float32, KernelSettings(), captures_graphs=True)
-    assert len(told) == 1
-    assert "run on meta by the reference backend" in told[0]
-    assert "slower" in told[0]
-
-
-def test_reference_on_a_gpu_refuses_cuda_graphs() -> None:
-    packed, _ = layer()
-    on_device = PackedExperts(packed.gate.trellis.to("meta"), packed.gate.suh, packed.gate.svh, "mcg")
-    with pytest.raises(KernelError, match="no CUDA graph can hold it") as caught:
-        select.build_kernel(
-            PackedLayer("test", on_device, packed.up, packed.down),
-            torch.bfloat16,
-            KernelSettings(),
-            captures_graphs=True,
-        )
-    assert "--enforce-eager" in caught.value.hint
-
-
-def test_a_cpu_multiplies_in_fp32() -> None:
-    packed, _ = layer()
-    kernel = select.build_kernel(packed, torch.bfloat16, KernelSettings(), captures_graphs=False)
-    assert kernel._dense is not None
-    assert {weight.dtype for weight in kernel._dense} == {torch.float32}

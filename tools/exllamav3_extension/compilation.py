@@ -21,6 +21,8 @@ from toolchain import Toolchain
 
 MODULE: Final = "glm53_exl3_exllamav3_ext"
 BINDING: Final = "binding.cpp"
+#: Ours: the module, a layer's call, and the kernels around exllamav3's.
+OWN_UNITS: Final = (BINDING, "layer.cpp", "routing.cu")
 SOURCES: Final = REPOSITORY / "python" / "csrc" / "exllamav3"
 #: The largest unit took 1.1 GB; the rest is left for what else runs on a machine whose GPU shares the memory.
 _MEMORY_A_JOB: Final = 4 << 30
@@ -66,7 +68,7 @@ def default_jobs() -> int:
 def plan_jobs(
     tree: SourceTree, toolchain: Toolchain, pinned: Pinned, codes: Sequence[str], arch_list: str, objects: Path
 ) -> list[Job]:
-    """A job for every unit, the binding first: an error in what is ours shows at once.
+    """A job for every unit, ours first: an error in what is ours shows at once.
 
     Args:
         codes: capabilities as nvcc writes them, as `121a`.
@@ -78,13 +80,14 @@ def plan_jobs(
         f'-DGLM53_EXL3_ARCH_LIST="{arch_list}"',
         f"-DGLM53_EXL3_MOE_ARITY={pinned.moe_arity}",
     )
-    binding = objects / "binding.o"
-    command = (toolchain.host_compiler, *_host_flags(toolchain), *defines, f"-I{tree.kernels}", *_includes(toolchain))
-    jobs = [Job(BINDING, binding, (*command, "-c", BINDING, "-o", str(binding)), SOURCES)]
-    for unit in tree.units:
-        target = objects / f"{Path(unit).stem}.o"
-        command = (str(toolchain.nvcc), *_nvcc_flags(toolchain, codes), "-I.", *_includes(toolchain))
-        jobs.append(Job(unit, target, (*command, "-c", unit, "-o", str(target)), tree.kernels))
+    host = (toolchain.host_compiler, *_host_flags(toolchain), *defines, f"-I{tree.kernels}", *_includes(toolchain))
+    device = (str(toolchain.nvcc), *_nvcc_flags(toolchain, codes), "-I.", *_includes(toolchain))
+    jobs: list[Job] = []
+    for folder, units in ((SOURCES, OWN_UNITS), (tree.kernels, tree.units)):
+        for unit in units:
+            target = objects / f"{Path(unit).stem}.o"
+            command = device if unit.endswith(".cu") else host
+            jobs.append(Job(unit, target, (*command, "-c", unit, "-o", str(target)), folder))
     return jobs
 
 

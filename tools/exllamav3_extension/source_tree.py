@@ -22,8 +22,10 @@ MOE_UNITS: Final[tuple[str, ...]] = (
     *(f"{_INSTANCES}k{bits}_cb{codebook}.cu" for bits in _BITS for codebook in _CODEBOOKS),
     "quant/exl3_devctx.cu",
 )
+#: Whole matrices to 16 bits, and the Hadamard transform alone.
+DECODE_UNITS: Final[tuple[str, ...]] = ("quant/reconstruct.cu", "quant/hadamard.cu")
 #: Sets of kernels by name. A further set is another entry here and its functions in binding.cpp.
-UNIT_SETS: Final[dict[str, tuple[str, ...]]] = {"moe": MOE_UNITS}
+UNIT_SETS: Final[dict[str, tuple[str, ...]]] = {"moe": MOE_UNITS, "decode": DECODE_UNITS}
 _HEADER: Final = "quant/exl3_moe.cuh"
 #: Of x86 only; exllamav3 1.4.5 has them in files that are no unit of ours.
 _X86: Final = re.compile(rb"immintrin\.h|_mm_pause|cpuid\.h")
@@ -66,7 +68,7 @@ def open_tree(root: Path, pinned: Pinned, revision: str | None) -> SourceTree:
     if missing:
         raise BuildError(
             "tree-kernels",
-            f"{root} lacks {len(missing)} of {len(units) + 1} files of the MoE kernels, first {missing[0]}",
+            f"{root} lacks {len(missing)} of {len(units) + 1} files of the kernels, first {missing[0]}",
             expected=f"a tree of {pinned.source} {pinned.version}",
             hint=clone,
         )

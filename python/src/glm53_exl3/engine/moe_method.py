@@ -18,7 +18,6 @@ from glm53_exl3.engine import custom_op
 from glm53_exl3.engine.loader import ExpertLoader
 from glm53_exl3.engine.parameters import ExpertParameters, local_sizes
 from glm53_exl3.errors import KernelError
-from glm53_exl3.kernels.interface import PackedLayer
 from glm53_exl3.kernels.select import build_kernel
 from glm53_exl3.kernels.settings import kernel_settings
 from glm53_exl3.pack.moe_layers import MoELayer
@@ -42,7 +41,9 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         self._settings = kernel_settings()
         self._holder = custom_op.KernelHolder(prefix)
         self._dtype = torch.bfloat16
-        self._captures_graphs = get_current_vllm_config().compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        vllm_config = get_current_vllm_config()
+        self._captures_graphs = vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        self._max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._parameters: ExpertParameters | None = None
         self._loader: ExpertLoader | None = None
 
@@ -101,14 +102,15 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         assert self._loader is not None
         self._loader.require_complete()
         parameters = self._parameters
-        packed = PackedLayer(
-            self._prefix,
-            gate=parameters.packed("gate_proj"),
-            up=parameters.packed("up_proj"),
-            down=parameters.packed("down_proj"),
-            limit=swiglu_limit(layer),
+        source = parameters.layer_of(self._prefix, swiglu_limit(layer))
+        packed = source.packed()
+        kernel = build_kernel(
+            source,
+            self._dtype,
+            self._settings,
+            captures_graphs=self._captures_graphs,
+            max_tokens=self._max_tokens,
         )
-        kernel = build_kernel(packed, self._dtype, self._settings, captures_graphs=self._captures_graphs)
         self._holder.kernel = kernel
         logger.info(
             "%s: %d EXL3 experts, %s, bits %d/%d/%d (gate/up/down), %s backend",

@@ -7,6 +7,7 @@ flat, all gates before all ups, and so each projection is contiguous whatever it
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from glm53_exl3.errors import FormatError
 from glm53_exl3.format.names import PROJECTIONS, Projection
 from glm53_exl3.format.shards import shard_range
 from glm53_exl3.format.tensors import SUH, SVH, TRELLIS, trellis_shape
-from glm53_exl3.kernels.interface import PackedExperts
+from glm53_exl3.kernels.interface import PackedExperts, PackedLayer, PackedSource
 from glm53_exl3.pack.moe_layers import MoELayer, ProjectionSpec
 
 #: Fused parameter of each projection.
@@ -88,21 +89,44 @@ class ExpertParameters:
         self, module: torch.nn.Module, layer: MoELayer, sizes: LocalSizes, loader: Callable[..., bool | None]
     ) -> None:
         self._layer = layer
+        # The layer owns what holds this, so that a hold on it would keep both for ever.
+        self._module = weakref.ref(module)
         self.names: list[str] = []
         self.views: dict[tuple[Projection, str], torch.Tensor] = {}
+        self._members: dict[str, list[tuple[Projection, str, tuple[int, ...]]]] = {}
         for fused in ("w13", "w2"):
             members = [projection for projection in PROJECTIONS if FUSED[projection] == fused]
             tensors = [local_tensors(layer.projections[projection], projection, sizes) for projection in members]
             for suffix, (dtype, _) in tensors[0].items():
                 shapes = [tensor[suffix][1] for tensor in tensors]
-                flat = self._register(module, f"{fused}_{suffix}", sum(map(prod, shapes)), dtype, loader, suffix)
-                for projection, shape, part in zip(members, shapes, flat.split([*map(prod, shapes)]), strict=True):
-                    self.views[projection, suffix] = part.view(shape)
+                name = f"{fused}_{suffix}"
+                self._register(module, name, sum(map(prod, shapes)), dtype, loader, suffix)
+                self._members[name] = [(one, suffix, shape) for one, shape in zip(members, shapes, strict=True)]
+        self.refresh()
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where each parameter begins now."""
+        module = self._module()
+        return () if module is None else tuple(getattr(module, name).data_ptr() for name in self.names)
+
+    def refresh(self) -> None:
+        """Make the views anew from the parameters, which somebody may have moved."""
+        module = self._module()
+        assert module is not None, "weights were asked for after their layer was gone"
+        for name, members in self._members.items():
+            flat = getattr(module, name).data
+            parts = flat.split([prod(shape) for _, _, shape in members])
+            for (projection, suffix, shape), part in zip(members, parts, strict=True):
+                self.views[projection, suffix] = part.view(shape)
 
     def packed(self, projection: Projection) -> PackedExperts:
         """The loaded experts of one projection."""
         trellis, suh, svh = (self.views[projection, suffix] for suffix in (TRELLIS, SUH, SVH))
         return PackedExperts(trellis, suh, svh, self._layer.projections[projection].codebook)
+
+    def layer_of(self, name: str, limit: float) -> PackedSource:
+        """The weights of the whole layer, wherever they are moved; arguments as of :class:`PackedLayer`."""
+        return _Weights(self, name, limit)
 
     def drop(self, module: torch.nn.Module) -> None:
         """Free the packed weights of a layer whose kernel keeps its own."""
@@ -118,13 +142,26 @@ class ExpertParameters:
         dtype: torch.dtype,
         loader: Callable[..., bool | None],
         suffix: str,
-    ) -> torch.Tensor:
+    ) -> None:
         parameter: Any = torch.nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         parameter.weight_loader = partial(loader, suffix=suffix)
         module.register_parameter(name, parameter)
         self.names.append(name)
-        data: torch.Tensor = parameter.data
-        return data
+
+
+class _Weights:
+    """See :class:`glm53_exl3.kernels.interface.PackedSource`."""
+
+    def __init__(self, parameters: ExpertParameters, name: str, limit: float) -> None:
+        self._parameters, self._name, self._limit = parameters, name, limit
+
+    def addresses(self) -> tuple[int, ...]:
+        return self._parameters.addresses()
+
+    def packed(self) -> PackedLayer:
+        self._parameters.refresh()
+        gate, up, down = (self._parameters.packed(projection) for projection in ("gate_proj", "up_proj", "down_proj"))
+        return PackedLayer(self._name, gate, up, down, self._limit)
 
 
 def local_tensors(

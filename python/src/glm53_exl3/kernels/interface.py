@@ -59,6 +59,37 @@ class PackedLayer:
     limit: float = 0.0
 
 
+class PackedSource(Protocol):
+    """The packed weights of a layer where they are now: whoever owns them may move them."""
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the owner's tensors begin; other numbers mean that they were moved."""
+        ...
+
+    def packed(self) -> PackedLayer:
+        """The weights at these addresses."""
+        ...
+
+
+class FixedWeights:
+    """Weights that nobody moves.
+
+    Args:
+        layer: the weights.
+    """
+
+    def __init__(self, layer: PackedLayer) -> None:
+        self._layer = layer
+
+    def addresses(self) -> tuple[int, ...]:
+        """See :class:`PackedSource`."""
+        return ()
+
+    def packed(self) -> PackedLayer:
+        """See :class:`PackedSource`."""
+        return self._layer
+
+
 class MoEKernel(Protocol):
     """Runs the routed experts of one layer."""
 

@@ -7,9 +7,10 @@ import logging
 import torch
 
 from glm53_exl3.errors import KernelError
-from glm53_exl3.kernels.interface import PackedLayer
+from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
+from glm53_exl3.kernels.interface import PackedSource
 from glm53_exl3.kernels.reference import ReferenceKernel
-from glm53_exl3.kernels.settings import KernelSettings
+from glm53_exl3.kernels.settings import KERNEL_VARIABLE, KernelSettings
 
 # Below vLLM's logger, whose configuration drops the lines of loggers outside it.
 logger = logging.getLogger("vllm.glm53_exl3.kernels")
@@ -18,38 +19,59 @@ _warned: set[str] = set()
 
 
 def build_kernel(
-    layer: PackedLayer, dtype: torch.dtype, settings: KernelSettings, *, captures_graphs: bool
-) -> ReferenceKernel:
+    source: PackedSource, dtype: torch.dtype, settings: KernelSettings, *, captures_graphs: bool, max_tokens: int
+) -> ReferenceKernel | ExllamaKernel:
     """The kernel of one layer.
 
-    `auto` is `reference`, the one backend there is; on a GPU that is far slower than the hardware allows, so a
-    warning says so once.
+    `auto` is `exllamav3` on a GPU and `reference` on a CPU. Where exllamav3's kernels cannot run a layer, `auto` takes
+    the reference and says so once with the reason; an engine that captures CUDA graphs cannot, and is refused.
 
     Args:
-        layer: packed weights.
-        dtype: dtype of the products on a GPU; a CPU multiplies in fp32.
+        source: packed weights.
+        dtype: dtype of the products of the reference on a GPU; a CPU multiplies in fp32.
         settings: the user's choices.
         captures_graphs: whether the engine will record CUDA graphs.
+        max_tokens: largest batch the engine will run.
 
     Raises:
-        KernelError: `reference-graphs`, the reference backend cannot be recorded.
+        KernelError: `reference-graphs`, the reference backend cannot be recorded; `backend-device`, exllamav3 on a CPU;
+            those of :class:`ExllamaKernel`, when it was asked for by name or when graphs leave no other.
     """
+    layer = source.packed()
     device = layer.gate.trellis.device
     if device.type == "cpu":
+        if settings.backend == "exllamav3":
+            raise KernelError(
+                "backend-device",
+                f"{layer.name}: the exllamav3 backend runs on a GPU, and the weights are on {device}",
+                expected="a CUDA device",
+                hint=f"unset {KERNEL_VARIABLE}",
+            )
         # A bf16 product on a CPU without bf16 units takes thirty times as long as one in fp32.
         return ReferenceKernel(layer, torch.float32, settings.decode)
+    if settings.backend != "reference":
+        try:
+            return ExllamaKernel(source, max_tokens)
+        except KernelError as error:
+            if settings.backend == "exllamav3" or captures_graphs:
+                raise
+            _warn_once(device, str(error))
     if captures_graphs:
         raise KernelError(
             "reference-graphs",
             f"{layer.name}: the reference backend reads its routing on the host, so no CUDA graph can hold it",
-            expected="an eager engine, as long as this release has no CUDA backend",
-            hint="start vLLM with --enforce-eager",
-        )
-    if settings.backend == "auto" and "slow" not in _warned:
-        _warned.add("slow")
-        logger.warning(
-            "EXL3 experts run on %s by the reference backend, which decodes to 16 bits in torch: exact, but far slower "
-            "than the GPU could. No faster backend is part of this release.",
-            device,
+            expected="an eager engine, or another backend",
+            hint=f"unset {KERNEL_VARIABLE}, or start vLLM with --enforce-eager",
         )
     return ReferenceKernel(layer, dtype, settings.decode)
+
+
+def _warn_once(device: torch.device, reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        logger.warning(
+            "EXL3 experts run on %s by the reference backend, which decodes to 16 bits in torch: exact, but far slower "
+            "than the GPU could. %s",
+            device,
+            reason,
+        )

@@ -17,7 +17,7 @@ KERNEL_VARIABLE: Final = "GLM53_EXL3_KERNEL"
 #: When the reference backend decodes: once at load, or again for every batch.
 DECODE_VARIABLE: Final = "GLM53_EXL3_DECODE"
 
-Backend = Literal["auto", "reference"]
+Backend = Literal["auto", "exllamav3", "reference"]
 Decode = Literal["load", "call"]
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -36,14 +36,18 @@ class KernelSettings:
     decode: Decode = "load"
 
 
-def kernel_settings(environment: Mapping[str, str] = os.environ) -> KernelSettings:
+def kernel_settings(environment: Mapping[str, str] = os.environ, *, backend: Backend | None = None) -> KernelSettings:
     """Settings from environment variables.
+
+    Args:
+        environment: of the process.
+        backend: a choice that goes before that of the environment, None for none.
 
     Raises:
         KernelError: `setting-value` for a value that is not one of the choices.
     """
     return KernelSettings(
-        backend=_choice(environment, KERNEL_VARIABLE, get_args(Backend)),
+        backend=backend or _choice(environment, KERNEL_VARIABLE, get_args(Backend)),
         decode=_choice(environment, DECODE_VARIABLE, get_args(Decode)),
     )
 

@@ -1,0 +1,129 @@
+"""Routed experts of one layer by exllamav3's kernels."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from glm53_exl3.errors import KernelError
+from glm53_exl3.kernels.exllamav3.extension import load_extension, require_arch
+from glm53_exl3.kernels.exllamav3.tables import AddressTables
+from glm53_exl3.kernels.exllamav3.workspace import MAX_TOP_K, shape_for, streams, workspace_for
+from glm53_exl3.kernels.interface import PackedLayer, PackedSource
+
+# Below vLLM's logger, whose configuration drops the lines of loggers outside it.
+logger = logging.getLogger("vllm.glm53_exl3.kernels")
+
+
+class ExllamaKernel:
+    """Routed experts by exllamav3's `exl3_moe`.
+
+    A batch is run in pieces of at most as many tokens as an expert has scratch rows, so that no row is dropped whatever
+    the routing. Nothing is read back from the device: a call can be captured in a CUDA graph. Sums over experts are
+    atomic, so that results differ by rounding from run to run.
+
+    Args:
+        source: packed weights on a GPU.
+        max_tokens: largest batch that the engine will run; a larger one only takes more pieces.
+
+    Raises:
+        KernelError: `extension-missing`, `extension-other`; `exllamav3-codebook` for weights that exl3_moe cannot
+            decode.
+    """
+
+    def __init__(self, source: PackedSource, max_tokens: int) -> None:
+        layer = source.packed()
+        require_codebook(layer)
+        self._extension = load_extension()
+        self._device = layer.gate.trellis.device
+        require_arch(self._extension, torch.cuda.get_device_capability(self._device))
+        self._tables = AddressTables(source)
+        self._bits = [packed.bits for packed in (layer.gate, layer.up, layer.down)]
+        self._mcg = layer.gate.codebook == "mcg"
+        self._limit = layer.limit
+        concurrency = int(self._extension.exl3_moe_max_concurrency(self._device.index or 0))
+        hidden, intermediate = layer.gate.suh.shape[1], layer.gate.svh.shape[1]
+        shape = shape_for(hidden, intermediate, layer.gate.num_experts, max(1, concurrency), max_tokens)
+        self._workspace, fresh = workspace_for(shape, self._device)
+        if fresh:
+            logger.info(
+                "exllamav3 kernels %s for sm %s on %s: at most %d tokens a launch, %d of %d experts at once, "
+                "%.0f MiB of scratch",
+                self._extension.source_revision,
+                self._extension.arch_list,
+                self._device,
+                shape.rows,
+                shape.concurrency,
+                shape.experts,
+                shape.num_bytes / 2**20,
+            )
+        self._warm(hidden)
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend, for logs."""
+        return "exllamav3"
+
+    @property
+    def keeps_packed_weights(self) -> bool:
+        """Always: the kernel reads them."""
+        return True
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the scratch that all layers of this shape share."""
+        return self._workspace.shape.num_bytes
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one launch."""
+        return self._workspace.shape.rows
+
+    def __call__(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """See :class:`glm53_exl3.kernels.interface.MoEKernel`; at most 32 choices a token."""
+        output = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if topk_ids.shape[1] > MAX_TOP_K:
+            raise KernelError(
+                "exllamav3-top-k",
+                f"{topk_ids.shape[1]} experts a token",
+                expected=f"at most {MAX_TOP_K}",
+                hint="open an issue that names the model",
+            )
+        self._tables.follow()
+        streams.enter(self._device)
+        self._extension.run_layer(
+            x.contiguous(),
+            topk_ids.contiguous(),
+            topk_weights.to(torch.float32).contiguous(),
+            output,
+            self._workspace.tensors,
+            self._tables.tables,
+            self._bits,
+            self._mcg,
+            self._limit,
+        )
+        return output
+
+    def _warm(self, hidden: int) -> None:
+        """Once, outside any capture: exllamav3 allocates its locks when first called on a device."""
+        x = torch.zeros(1, hidden, dtype=torch.bfloat16, device=self._device)
+        nobody = torch.full((1, 1), -1, dtype=torch.int32, device=self._device)
+        self(x, nobody, torch.zeros(1, 1, device=self._device))
+        torch.cuda.synchronize(self._device)
+
+
+def require_codebook(layer: PackedLayer) -> None:
+    """Refuse a codebook that exl3_moe has no kernels for.
+
+    Raises:
+        KernelError: `exllamav3-codebook`.
+    """
+    codebooks = {packed.codebook for packed in (layer.gate, layer.up, layer.down)}
+    if len(codebooks) > 1 or codebooks == {"3inst"}:
+        raise KernelError(
+            "exllamav3-codebook",
+            f"{layer.name} has the codebook {' and '.join(sorted(codebooks))}",
+            expected="mcg or mul1, one for gate, up and down: exllamav3 has no other MoE kernels",
+            hint="GLM53_EXL3_KERNEL=reference with --enforce-eager, exact and slow",
+        )
