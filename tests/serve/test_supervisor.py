@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -179,11 +180,35 @@ def test_a_deaf_vllm_is_killed_after_its_time_and_its_workers_with_it() -> None:
     assert session_members(run.pid) == []
 
 
+@contextlib.contextmanager
+def disposition(number: signal.Signals, action: signal.Handlers) -> Iterator[None]:
+    """What this process does at a signal; the stub inherits to ignore it."""
+    before = signal.signal(number, action)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_are_handed_on(number: signal.Signals) -> None:
-    code = Run(on_say=end_when_ready(number))()
+    with disposition(number, signal.SIG_DFL):
+        code = Run(on_say=end_when_ready(number))()
     # Python turns SIGINT into an exception and then ends by that signal; the others end the stub at once.
     assert code == 128 + number
+
+
+def test_a_hangup_does_not_end_a_server_that_nohup_started() -> None:
+    def hang_up(line: str) -> None:
+        if line.startswith("ready after"):
+            os.kill(os.getpid(), signal.SIGHUP)
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    run = Run(on_say=hang_up)
+    started = time.monotonic()
+    with disposition(signal.SIGHUP, signal.SIG_IGN):
+        assert run() == 0
+    assert time.monotonic() - started > 1.0
 
 
 def test_a_server_that_ends_unasked_after_ready_is_a_failure_with_its_code() -> None:

@@ -54,7 +54,9 @@ def options(
 def main() -> None:
     """Run a command and exit with one of `ExitCode`, or with 128 and the signal's number after one that ends it."""
     for number in _ENDING:
-        signal.signal(number, _exit_on_signal)
+        # nohup starts a command with hangups ignored: it is to outlive its terminal.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _exit_on_signal)
     try:
         application(next(iter(sys.argv[1:]), ""))()
     except Glm53Error as error:

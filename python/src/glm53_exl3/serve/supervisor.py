@@ -314,7 +314,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _forwarding(self, child: Child) -> Iterator[None]:
-        """Hand signals on while the child runs."""
+        """Hand signals on while the child runs, but those that this process was started to ignore, as by nohup."""
 
         def forward(number: int, frame: object) -> None:
             if number in _ENDING:
@@ -323,7 +323,8 @@ class Supervisor:
                 self._notifier.stopping()
             child.send(number)
 
-        before = {number: signal.signal(number, forward) for number in _FORWARDED}
+        heard = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, forward) for number in heard}
         try:
             yield
         finally:
