@@ -17,14 +17,30 @@ ALLOWED = {
     "engine": {"engine", "kernels", "pack", "format"},
     "quantize": {"quantize", "decode", "pack", "format"},
     "probes": {"probes", "pack", "format"},
-    "plan": {"plan", "probes", "pack", "format"},
+    "plan": {"plan", "probes", "kernels", "pack", "format"},
     "hub": {"hub", "pack", "format"},
     "serve": {"serve", "demo", "plan", "probes", "kernels", "pack", "format"},
     "demo": {"demo"},
     "bench": {"bench", "serve", "probes", "pack", "format"},
-    "cli": {"cli", "bench", "demo", "serve", "quantize", "plan", "hub", "probes", "pack", "format"},
+    "bench_kernels": {"bench_kernels", "bench", "kernels", "decode", "probes", "format"},
+    "cli": {
+        "cli",
+        "bench",
+        "bench_kernels",
+        "demo",
+        "serve",
+        "quantize",
+        "plan",
+        "hub",
+        "probes",
+        "kernels",
+        "pack",
+        "format",
+    },
 }
-TORCH = {"decode", "kernels", "engine", "quantize"}
+#: What parts that start without torch may take of `kernels`.
+WITHOUT_TORCH = {"glm53_exl3.kernels.settings", "glm53_exl3.kernels.exllamav3.shape"}
+TORCH = {"decode", "kernels", "engine", "quantize", "bench_kernels"}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -50,6 +66,17 @@ def test_imports_go_one_way() -> None:
     for part, path in parts():
         ours = {name.split(".")[1] for name in imported_modules(path) if name.startswith("glm53_exl3.")}
         assert ours - {"errors", "pins"} <= ALLOWED[part], path
+
+
+def test_parts_without_torch_take_only_the_plain_modules_of_kernels() -> None:
+    for part, path in parts():
+        taken = {name for name in imported_modules(path) if name.startswith("glm53_exl3.kernels")}
+        assert part in TORCH or taken <= WITHOUT_TORCH, path
+    for module in WITHOUT_TORCH:
+        path = SOURCE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        ours = {name for name in imported_modules(path) if name.startswith("glm53_exl3.")}
+        assert ours <= {*WITHOUT_TORCH, "glm53_exl3.errors", "glm53_exl3.pins"}, path
+        assert "torch" not in imported_modules(path), path
 
 
 def test_only_engine_imports_vllm_and_only_upper_layers_torch() -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Protocol, get_args
 
 from glm53_exl3.bench.answer import Outcome
 from glm53_exl3.bench.errors import BenchError
@@ -16,6 +16,8 @@ from glm53_exl3.bench.figures import level_figures
 from glm53_exl3.bench.load import Level, Sample
 
 KIND: Final = "glm53-exl3 bench serve"
+#: Receipts of another command, which are written as these are and not compared.
+KERNELS_KIND: Final = "glm53-exl3 bench kernels"
 SCHEMA: Final = 1
 SECTIONS: Final = ("server", "pack", "machine", "client")
 _MOST_BYTES: Final = 1 << 28
@@ -98,7 +100,15 @@ def require_writable(path: Path) -> None:
         )
 
 
-def write_receipt(path: Path, receipt: Receipt) -> None:
+class Document(Protocol):
+    """What can be written as a receipt."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON of the file."""
+        ...
+
+
+def write_receipt(path: Path, receipt: Document) -> None:
     """Write a receipt; nobody sees half of it.
 
     Raises:
@@ -144,6 +154,8 @@ def read_receipt(path: Path) -> Receipt:
 
 
 def _parse(raw: Any) -> Receipt:
+    if isinstance(raw, dict) and raw.get("kind") == KERNELS_KIND:
+        raise ValueError("a receipt of bench kernels, whose tables are not compared")
     if not isinstance(raw, dict) or raw.get("kind") != KIND:
         raise ValueError("JSON of something else")
     if raw["schema"] != SCHEMA:

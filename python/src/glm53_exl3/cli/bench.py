@@ -1,4 +1,4 @@
-"""`glm53-exl3 bench`: measure a running server, compare two measurements."""
+"""`glm53-exl3 bench`: measure a running server or the kernels, compare two measurements."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from glm53_exl3.cli.bench_kernels import kernels
 from glm53_exl3.cli.console import stderr, stdout
 from glm53_exl3.errors import ExitCode
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from glm53_exl3.bench.load import Level, LevelPlan
 
-app = typer.Typer(no_args_is_help=True, help="Measure a running server; compare two measurements.")
+app = typer.Typer(no_args_is_help=True, help="Measure a running server or the kernels; compare two measurements.")
+app.command("kernels")(kernels)
 _MOST_CLIENTS: Final = 1024
 _PROMPT_TOKENS: Final = 512
 
