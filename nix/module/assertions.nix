@@ -116,6 +116,12 @@ let
       (require (!instance.gpu || graphics)
         "${option name} runs on the GPU, and this machine is configured without its driver. Set hardware.graphics.enable = true, hardware.nvidia.open = true and services.xserver.videoDrivers = [ \"nvidia\" ]."
       )
+      (require (!instance.gpu || setting "kernel" != "reference" || setting "enforce-eager")
+        "${option name}.settings.kernel is \"reference\", which no CUDA graph can hold. Leave it out, or set settings.enforce-eager = true for experts that are exact and far slower."
+      )
+      (require (instance.gpu || setting "kernel" != "exllamav3")
+        "${option name}.settings.kernel is \"exllamav3\", which runs on a GPU, and gpu is false. Leave it out."
+      )
       (require (rank > 0 || units.isLoopback (setting "host") || instance.apiKeyFile != null || setting "allow-open")
         "${option name}.settings.host is ${toJSON (setting "host")} without an API key: whoever reaches port ${toString (setting "port")} could use the model. Set apiKeyFile, or settings.allow-open = true if that is meant."
       )

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from glm53_exl3.cli.main import application
 from glm53_exl3.demo.faq import demo_pack
-from glm53_exl3.errors import PlanError
+from glm53_exl3.errors import KernelError, PlanError
+from glm53_exl3.kernels.exllamav3.shape import shape_for
 from support.synthetic_pack import write_synthetic_pack
 
 
@@ -29,16 +30,36 @@ def test_the_k2_pack_is_planned_from_its_headers(k2: Path) -> None:
     plan, code = plan_json(
         str(k2), "--memory", "113", "--context", "262144", "--speculation", "mtp", "--no-prefix-caching"
     )
+    shape = shape_for(4096, 2048, 288, 6, 2048)
     assert code == 0
     assert plan["fits"]
     assert plan["problems"] == []
     assert plan["kv_cache"]["block_tokens"] == 8_704
     assert plan["kv_cache"]["bytes"] == 42 * 71_964_672
-    assert plan["parts"]["expert scratch"] == 288 << 20
+    assert plan["parts"]["expert scratch"] == shape.num_bytes + shape.buffer_bytes
+    assert "decoded experts" not in plan["parts"]
     # 91.017 GiB of shards, less their headers.
     assert plan["parts"]["weights"] == pytest.approx(97_728_721_536, rel=1e-3)
     assert plan["arguments"][:2] == ["--max-model-len", "262144"]
     assert plan["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_decoded_experts_are_counted_by_option_and_variable(k2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 43 layers with MTP, 288 experts of three 4096 x 2048 matrices; one of them where a batch decodes what it needs.
+    one = 3 * 4096 * 2048 * 2
+    common = (str(k2), "--memory", "700", "--speculation", "mtp", "--context", "8192")
+    packed, _ = plan_json(*common)
+    decoded, code = plan_json(*common, "--kernel", "reference")
+    assert (code, decoded["parts"]["decoded experts"]) == (0, 43 * 288 * one)
+    assert packed["parts"]["weights"] - decoded["parts"]["weights"] == 43 * 288 * (one // 8 + 3 * (4096 + 2048) * 2)
+    monkeypatch.setenv("GLM53_EXL3_KERNEL", "reference")
+    monkeypatch.setenv("GLM53_EXL3_DECODE", "call")
+    called, _ = plan_json(*common)
+    assert called["parts"]["decoded experts"] == one
+    assert called["parts"]["weights"] == packed["parts"]["weights"]
+    assert "decoded experts" not in plan_json(*common, "--kernel", "exllamav3")[0]["parts"]
+    monkeypatch.setenv("GLM53_EXL3_KERNEL", "exllama")
+    assert isinstance(CliRunner().invoke(application(), ["plan", *common]).exception, KernelError)
 
 
 def test_a_plan_without_room_exits_with_1_names_the_memory_and_prints_no_flags(k2: Path) -> None:

@@ -126,6 +126,34 @@ def test_without_preflight_it_says_what_that_skips() -> None:
     assert "preflight is skipped: " in result.stderr
 
 
+@pytest.fixture
+def _gb10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that lists a GB10; nothing else of one."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'NVIDIA GB10, 12.1, 580.95.05'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("_gb10")
+def test_backend_that_cannot_run_is_refused_on_a_gpu_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for arguments, error in (
+        ([], "extension-missing: glm53_exl3_exllamav3_ext is not installed"),
+        (["--kernel", "reference"], "reference-graphs: "),
+        (["--kernel", "exllamav3", "--enforce-eager"], "extension-missing: "),
+        (["--kernel", "marlin"], "setting-choice: --kernel is 'marlin'"),
+    ):
+        result = demo("--no-enforce-eager", "--port", str(free_port()), *arguments)
+        assert result.returncode == 65, result.stderr
+        assert f"error: {error}" in result.stderr
+        assert "vLLM is process" not in result.stderr
+    monkeypatch.setenv("GLM53_EXL3_KERNEL", "fast")
+    assert "error: setting-value: GLM53_EXL3_KERNEL=fast" in demo("--port", str(free_port())).stderr
+
+
 def test_too_little_memory_has_an_exit_code_of_its_own() -> None:
     result = demo("--memory-plan", "--floor", "500", "--port", str(free_port()), "--runtime", "upstream")
     assert result.returncode == 75

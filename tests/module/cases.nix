@@ -57,6 +57,7 @@
           prefix-caching = false;
           batched-tokens = 1024;
           enforce-eager = false;
+          kernel = "exllamav3";
           expert-parallel = false;
           images = 0;
           videos = 0;

@@ -33,6 +33,7 @@ BAD_OPTIONS = [
     ('settings.host = "";', r"option `.*settings\.host' is not of type `non-empty string"),
     ("settings.port = 0;", r"option `.*settings\.port' is not of type `integer between 1 and 65535"),
     ("settings.capture-sizes = [ 0 ];", r"option `.*settings\.capture-sizes.*' is not of type"),
+    ('settings.kernel = "native-fp4";', r"option `.*settings\.kernel' is not of type `null or one of \"auto\""),
     ("settings.canary = null;", r"option `.*settings\.canary' is not of type `boolean"),
     ("settings.profile = null;", r"option `.*settings\.profile' is not of type `one of \"chat\""),
     ('runtime = "demo";', r"option `.*\.runtime' is not of type `one of \"fork\", \"upstream\""),
@@ -80,6 +81,14 @@ BAD_CONFIGURATIONS = [
     (
         'a = { pack = "/a"; settings = { nodes = 2; tensor-parallel = 3; master-address = "10.0.0.1"; }; };',
         r"tensor-parallel is 3, which 2 nodes cannot share evenly",
+    ),
+    (
+        'a = { pack = "/a"; settings.kernel = "reference"; };',
+        r"settings\.kernel is \"reference\", which no CUDA graph can hold",
+    ),
+    (
+        'a = { pack = "/a"; gpu = false; settings.kernel = "exllamav3"; };',
+        r"settings\.kernel is \"exllamav3\", which runs on a GPU, and gpu is false",
     ),
     ('a = { pack = "/a"; cluster.interface = "eth0"; };', r"cluster\.interface is \"eth0\" with one node"),
     ('a = { pack = "/a"; apiKeyFile = "/nix/store/x-key"; };', r"apiKeyFile is in /nix/store, which everybody"),
@@ -151,6 +160,13 @@ def test_an_open_server_can_be_accepted() -> None:
         )
         == []
     )
+
+
+@pytest.mark.parametrize(
+    "settings", ['kernel = "exllamav3";', 'kernel = "auto";', 'kernel = "reference"; enforce-eager = true;']
+)
+def test_a_backend_that_can_run_is_accepted(settings: str) -> None:
+    assert evaluate_module(instances(f'a = {{ pack = "/a"; settings = {{ {settings} }}; }};'), "failed") == []
 
 
 def test_without_the_packages_of_the_flake_the_overlay_is_named() -> None:

@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 
 from glm53_exl3.errors import PlanError
+from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.plan.geometry import Glm5NextAttention, PlainAttention, model_geometry
-from glm53_exl3.plan.memory import GIB, HOST_PROCESSES, PackWeights, ServerShape, expert_scratch_bytes, memory_parts
+from glm53_exl3.plan.memory import (
+    DECODED_EXPERTS,
+    GIB,
+    HOST_PROCESSES,
+    ExpertLayer,
+    PackWeights,
+    ServerShape,
+    expert_scratch_bytes,
+    memory_parts,
+)
 from glm53_exl3.plan.planner import MemoryPlan, PlanRequest, memory_arguments, plan_memory
 from glm53_exl3.probes.memory import HostMemory, parse_meminfo
 
@@ -22,6 +32,7 @@ TEXT = {
     "hidden_size": 4096,
     "intermediate_size": 12_288,
     "moe_intermediate_size": 2048,
+    "n_routed_experts": 288,
     "num_hidden_layers": 45,
     "num_nextn_predict_layers": 1,
     "index_kpool": 4,
@@ -73,9 +84,61 @@ def test_geometry_refuses_a_size_that_is_none_by_its_name(field: str, value: obj
     assert caught.value.id == "plan-config"
 
 
-def test_expert_scratch_is_288_mib_at_2048_rows() -> None:
-    assert expert_scratch_bytes(K2, 2048) == 288 << 20
-    assert expert_scratch_bytes(K2, 128) == 18 << 20
+def test_expert_scratch_is_288_mib_at_2048_rows_and_the_buffers_of_a_launch() -> None:
+    for tokens, rows, scratch in ((2048, 2048, 288 << 20), (128, 128, 18 << 20), (65_536, 2048, 288 << 20)):
+        # Activations in fp16, sums in fp32, token and weight of up to 32 choices, and where each expert begins.
+        buffers = rows * (4096 * 6 + 32 * 10) + 289 * 8
+        assert expert_scratch_bytes(K2, tokens) == scratch + buffers
+
+
+#: A layer of 288 experts at two bits, its MTP layer, and one that only the reference can run.
+VALUES = 288 * 3 * 4096 * 2048
+LAYER = ExpertLayer(288, VALUES // 4, VALUES)
+MTP_LAYER = replace(LAYER, is_mtp=True)
+ODD_LAYER = replace(LAYER, has_kernel=False)
+
+
+def parts_of(layers: tuple[ExpertLayer, ...], kernels: KernelSettings, mtp: bool = False) -> dict[str, int]:
+    server = replace(MTP2 if mtp else ServerShape(), kernels=kernels)
+    return dict(memory_parts(K2, replace(K2_WEIGHTS, experts=layers), server))
+
+
+def test_reference_keeps_16_bits_a_weight_instead_of_the_packed_experts() -> None:
+    packed, mtp = parts_of((LAYER, MTP_LAYER), KernelSettings()), parts_of((LAYER, MTP_LAYER), KernelSettings(), True)
+    assert DECODED_EXPERTS not in packed
+    decoded = parts_of((LAYER, MTP_LAYER), KernelSettings("reference"))
+    assert decoded[DECODED_EXPERTS] == 2 * VALUES
+    assert packed["weights"] - decoded["weights"] == VALUES // 4
+    assert "expert scratch" not in decoded
+    with_mtp = parts_of((LAYER, MTP_LAYER), KernelSettings("reference"), True)
+    assert with_mtp[DECODED_EXPERTS] == 4 * VALUES
+    assert mtp["weights"] - with_mtp["weights"] == VALUES // 2
+
+
+def test_reference_that_decodes_at_each_call_keeps_the_packed_experts_and_one_decoded() -> None:
+    packed, called = parts_of((LAYER,), KernelSettings()), parts_of((LAYER,), KernelSettings("reference", "call"))
+    assert called["weights"] == packed["weights"]
+    assert called[DECODED_EXPERTS] == 2 * 3 * 4096 * 2048
+
+
+def test_auto_decodes_only_the_layers_without_kernels() -> None:
+    parts = parts_of((LAYER, ODD_LAYER), KernelSettings())
+    assert parts[DECODED_EXPERTS] == 2 * VALUES
+    assert "expert scratch" in parts
+    assert "expert scratch" not in parts_of((ODD_LAYER,), KernelSettings())
+    assert DECODED_EXPERTS not in parts_of((LAYER, ODD_LAYER), KernelSettings("exllamav3"))
+
+
+def test_decoded_experts_that_do_not_fit_are_named_with_what_keeps_them_packed() -> None:
+    weights = replace(K2_WEIGHTS, experts=(LAYER,) * 42)
+    server = ServerShape(kernels=KernelSettings("reference"))
+    plan = plan_memory(PlanRequest(context_tokens=8_192, server=server), K2, weights, host(113.0))
+    assert [problem.id for problem in plan.problems] == ["plan-memory"]
+    assert f"decoded experts take {42 * 2 * VALUES / GIB:.1f} GiB" in plan.problems[0].hint
+    assert "--kernel exllamav3" in plan.problems[0].hint
+    assert "GLM53_EXL3_DECODE=call" in plan.problems[0].hint
+    odd = plan_memory(PlanRequest(), K2, replace(K2_WEIGHTS, experts=(ODD_LAYER,) * 42), host(113.0))
+    assert "exllamav3 has no kernels for them: GLM53_EXL3_DECODE=call" in odd.problems[0].hint
 
 
 def test_mtp_weights_count_only_with_mtp() -> None:

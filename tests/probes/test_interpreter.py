@@ -7,13 +7,18 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from glm53_exl3.errors import KernelError
+from glm53_exl3.kernels.exllamav3 import extension
 from glm53_exl3.probes import plugin, runtime
+from glm53_exl3.probes.in_runtime import report
 from glm53_exl3.probes.in_runtime.report import count_arguments
-from glm53_exl3.probes.interpreter import LIMITS, read_runtime
+from glm53_exl3.probes.interpreter import LIMITS, Fact, read_runtime
 
 LONG = dict.fromkeys(LIMITS, 30.0)
 EXTENSION = "glm53_exl3_exllamav3_ext"
@@ -48,7 +53,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_extension(folder: Path, arguments: int, *, symbols: str = "") -> None:
     names = ", ".join(f"a{number}" for number in range(arguments))
-    text = f"def exl3_moe({names}): pass\n" + (symbols or "def exl3_moe_max_concurrency(device): pass\n")
+    text = f"def exl3_moe({names}): pass\n" + (symbols or "exl3_moe_max_concurrency = run_layer = print\n")
     (folder / f"{EXTENSION}.py").write_text(text)
 
 
@@ -119,13 +124,36 @@ def test_arity_of_the_extension_is_compared_with_the_pin(modules: Path, argument
 
 
 def test_extension_without_a_symbol_is_named(modules: Path) -> None:
-    write_extension(modules, 30, symbols="other = 1\n")
+    write_extension(modules, 30, symbols="run_layer = 1\n")
     result = plugin.check_extension(read_runtime(sys.executable, {"torch": 30.0, "extension": 30.0}))
     assert result.measured == f"{modules}/{EXTENSION}.py lacks exl3_moe_max_concurrency"
 
 
+def test_symbols_are_those_that_the_plugin_asks_for() -> None:
+    assert extension._FUNCTIONS == report.SYMBOLS
+
+
+@pytest.mark.parametrize("archs", ["12.1a", "9.0a 12.1a", "9.0a;12.1a", "12.1"])
+def test_extension_for_these_gpus_is_right_for_preflight_and_plugin(modules: Path, archs: str) -> None:
+    write_extension(modules, 30, symbols=f"exl3_moe_max_concurrency = run_layer = print\narch_list = {archs!r}\n")
+    facts = read_runtime(sys.executable, {"torch": 30.0, "extension": 30.0})
+    for capability in ((12, 1), (12, 0)):
+        name = f"{capability[0]}.{capability[1]}"
+        seen = replace(facts, facts={**facts.facts, "cuda": Fact({"available": True, "capability": name})})
+        module = ModuleType(EXTENSION)
+        module.arch_list = archs  # type: ignore[attr-defined]
+        if plugin.check_extension(seen).status == "ok":
+            extension.require_arch(module, capability)
+        else:
+            with pytest.raises(KernelError):
+                extension.require_arch(module, capability)
+        assert plugin.check_extension(seen).status == ("ok" if capability == (12, 1) else "fail")
+
+
 def test_extension_that_does_not_say_its_arity_is_not_called_right(modules: Path) -> None:
-    (modules / f"{EXTENSION}.py").write_text("class Native: pass\nexl3_moe = exl3_moe_max_concurrency = Native()\n")
+    (modules / f"{EXTENSION}.py").write_text(
+        "class Native: pass\nexl3_moe = exl3_moe_max_concurrency = run_layer = Native()\n"
+    )
     result = plugin.check_extension(read_runtime(sys.executable, {"torch": 30.0, "extension": 30.0}))
     assert (result.status, result.measured) == ("skip", "exl3_moe does not say how many arguments it takes")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -35,11 +35,21 @@ KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", Path: 
 LISTS = {str: "strings", int: "integers"}
 
 
+def is_optional(hint: Any) -> bool:
+    # `None | Literal[...]` is a Union of typing, `None | int` one of types.
+    return get_origin(hint) in {Union, UnionType}
+
+
+def given_type(hint: Any) -> Any:
+    """What a hint is besides None."""
+    return next(part for part in get_args(hint) if part is not type(None)) if is_optional(hint) else hint
+
+
 def kind_of(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "string"
-    if get_origin(hint) is UnionType:
-        return kind_of(next(part for part in get_args(hint) if part is not type(None)))
+    if is_optional(hint):
+        return kind_of(given_type(hint))
     if get_origin(hint) is tuple:
         return LISTS[get_args(hint)[0]]
     return KINDS[hint]
@@ -60,7 +70,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_every_field_is_declared_with_its_type_its_choices_and_a_sentence() -> None:
     hints = get_type_hints(Settings)
     for spec in settings_schema():
-        hint = hints[KEYS[spec.key]]
+        hint = given_type(hints[KEYS[spec.key]])
         assert spec.kind == kind_of(hint), spec.key
         if get_origin(hint) is Literal or spec.key in {"profile", "runtime", "speculation"}:
             assert set(spec.choices) == set(get_args(hint)), spec.key

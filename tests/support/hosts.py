@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,9 @@ class RecordedHost:
     def hub_identity(self) -> HubIdentity:
         return HubIdentity(**self.record["hub_identity"])
 
-    def runtime(self, executable: str) -> RuntimeFacts:
-        facts = {name: Fact(**fact) for name, fact in self.record["runtime"].items()}
+    def runtime(self, executable: str, names: Collection[str] | None = None) -> RuntimeFacts:
+        recorded = self.record["runtime"]
+        facts = {name: Fact(**fact) for name, fact in recorded.items() if names is None or name in names}
         return RuntimeFacts(executable, facts)
 
 

@@ -30,6 +30,7 @@ GLM53_FLASH: Final = ModelGeometry(
         kda_conv_kernel=4,
     ),
     hidden_size=4096,
+    num_experts=288,
     expert_size=2048,
     widest_layer=12288,
     residual_streams=4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -11,6 +12,7 @@ import typer
 
 from glm53_exl3.cli.console import stderr, stdout
 from glm53_exl3.errors import ExitCode, PlanError
+from glm53_exl3.kernels.settings import Backend, kernel_settings
 from glm53_exl3.pins import RuntimeName
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="Plan for another machine with this many GiB, all of them free.", min=1)
     ] = None,
+    kernel: Annotated[
+        Backend | None,
+        typer.Option(help="Which backend runs the experts; that of GLM53_EXL3_KERNEL by default, else auto."),
+    ] = None,
     discrete: Annotated[
         bool, typer.Option("--discrete", help="The GPU has memory of its own, which --memory states.")
     ] = False,
@@ -70,6 +76,7 @@ def plan(
             speculation=speculation,
             speculative_tokens=tokens,
             unified=not discrete,
+            kernels=kernel_settings(os.environ, backend=kernel),
         ),
     )
     result = plan_memory(request, geometry, weights, _memory(memory))

@@ -118,13 +118,14 @@ def _print(settings: Settings, api_key: ApiKey | None) -> int:
     from glm53_exl3.plan.sources import read_plan_sources
     from glm53_exl3.probes.memory import read_host_memory
     from glm53_exl3.serve.argv import plan_request, render_command
+    from glm53_exl3.serve.backend import chosen_kernels
     from glm53_exl3.serve.supervisor import ServeExit
 
     plan = None
     files.read_json(settings.pack / files.CONFIG_FILE)
     if settings.memory_plan:
         sources = read_plan_sources(settings.pack, settings.draft)
-        plan = plan_memory(plan_request(settings), *sources, read_host_memory())
+        plan = plan_memory(plan_request(settings, chosen_kernels(settings, os.environ)), *sources, read_host_memory())
     problems = plan.problems if plan is not None else ()
     # What does not fit here may fit on the machine that the command is for.
     shown = replace(settings, force=True) if problems else settings

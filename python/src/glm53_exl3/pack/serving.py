@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from glm53_exl3.format.names import parse_expert
 from glm53_exl3.pack.inventory import Inventory
+from glm53_exl3.pack.moe_layers import MoELayer
 from glm53_exl3.pins import load_pins
 
 #: Architectures whose routed experts this project was tested with; both pinned vLLMs have them.
@@ -68,18 +69,25 @@ def _reference(inventory: Inventory) -> Verdict:
     )
 
 
+def has_fused_kernel(layer: MoELayer) -> bool:
+    """Whether exllamav3's MoE kernels decode a layer: all its experts have one codebook, and there are kernels for it.
+
+    `exllamav3.kernel.require_codebook` says the same of loaded tensors.
+    """
+    codebooks = {projection.codebook for projection in layer.projections.values()}
+    return len(codebooks) == 1 and codebooks <= _FUSED_CODEBOOKS
+
+
+def layers_without_kernel(inventory: Inventory) -> list[MoELayer]:
+    """Layers that only the reference backend can run, in their order."""
+    return sorted((each for each in inventory.layers.values() if not has_fused_kernel(each)), key=lambda one: one.layer)
+
+
 def _exllamav3(inventory: Inventory) -> Verdict:
-    others = sorted(
-        layer.layer
-        for layer in inventory.layers.values()
-        if layer.projections["gate_proj"].codebook not in _FUSED_CODEBOOKS
-    )
+    others = layers_without_kernel(inventory)
     reasons: tuple[str, ...] = () if inventory.layers else ("no EXL3 experts",)
     if others:
-        reasons = (f"layer {others[0]} has the codebook 3inst; the fused kernel has instances of mcg and mul1 only",)
-    return Verdict(
-        "exllamav3",
-        "kernel",
-        not reasons,
-        reasons or ("its fused kernel would take every layer; the backend for it is not in this release",),
-    )
+        reasons = (
+            f"layer {others[0].layer} has the codebook 3inst; the fused kernel has instances of mcg and mul1 only",
+        )
+    return Verdict("exllamav3", "kernel", not reasons, reasons or ("its fused kernel takes every layer, on a GPU",))

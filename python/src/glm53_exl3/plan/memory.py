@@ -6,10 +6,12 @@ the sums are from what others measured on a GB10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from glm53_exl3.kernels.exllamav3.shape import SMS_PER_EXPERT, shape_for
+from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.plan.geometry import ModelGeometry, PlainAttention
 
 GIB: Final = 1 << 30
@@ -17,14 +19,16 @@ MIB: Final = 1 << 20
 
 #: Name of the part that is host memory of processes, not CUDA's.
 HOST_PROCESSES: Final = "vLLM's processes"
+#: Name of the part that the reference backend takes for experts in 16 bits.
+DECODED_EXPERTS: Final = "decoded experts"
 
 Speculation = Literal["none", "mtp", "dflash2"]
 
 #: vLLM reports more after loading than the pack holds: 92.31 GiB for the 91.02 GiB of the K2 pack, 98.02 for the 96.08
 #: of the mix (recipe of vcruz305). What is left beside the expert scratch is about one part in a hundred.
 _LOADING_SHARE: Final = 0.010
-#: SMs of a GB10 and SMs that exllamav3's MoE kernel gives one expert, hence experts at once (exllamav3 1.4.4).
-_SMS, _SMS_PER_EXPERT = 48, 8
+#: SMs of a GB10.
+_SMS: Final = 48
 _HALF: Final = 2
 #: CUDA context, cuBLAS and FlashInfer workspaces. Not measured by us.
 _CONTEXT_BYTES: Final = 700 * MIB
@@ -39,6 +43,25 @@ _HOST_PROCESS_BYTES: Final = int(5.6 * GIB)
 
 
 @dataclass(frozen=True)
+class ExpertLayer:
+    """Routed EXL3 experts of one layer.
+
+    Attributes:
+        num_experts: of the layer.
+        packed_bytes: trellis, suh and svh of all of them.
+        num_weights: elements of their matrices.
+        has_kernel: whether exllamav3's MoE kernels take their codebook.
+        is_mtp: whether it is a multi-token-prediction layer.
+    """
+
+    num_experts: int
+    packed_bytes: int
+    num_weights: int
+    has_kernel: bool = True
+    is_mtp: bool = False
+
+
+@dataclass(frozen=True)
 class PackWeights:
     """What a pack and its draft load.
 
@@ -48,6 +71,7 @@ class PackWeights:
         draft_bytes: weights of a separate draft model, 0 without one.
         draft_token_bytes: keys and values that the draft model keeps a token.
         has_trellis: whether routed experts are EXL3, and so need scratch.
+        experts: its layers of them, for the reference backend.
     """
 
     resident_bytes: int
@@ -55,6 +79,7 @@ class PackWeights:
     draft_bytes: int = 0
     draft_token_bytes: int = 0
     has_trellis: bool = True
+    experts: tuple[ExpertLayer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +93,7 @@ class ServerShape:
         speculative_tokens: drafted tokens a step, 0 without speculation.
         num_graphs: CUDA graphs captured, 0 when eager.
         unified: whether GPU and host share one memory, as on a GB10.
+        kernels: which backend runs the experts.
     """
 
     sequences: int = 1
@@ -76,14 +102,21 @@ class ServerShape:
     speculative_tokens: int = 0
     num_graphs: int = 8
     unified: bool = True
+    kernels: KernelSettings = field(default_factory=KernelSettings)
 
 
 def memory_parts(model: ModelGeometry, weights: PackWeights, server: ServerShape) -> Mapping[str, int]:
     """Bytes by part, without KV cache and floor. Their order is that in which a server takes them."""
     loaded = weights.resident_bytes + (weights.mtp_bytes if server.speculation == "mtp" else 0) + weights.draft_bytes
+    layers = [layer for layer in weights.experts if server.speculation == "mtp" or not layer.is_mtp]
+    referred = [layer for layer in layers if _runs_by_reference(layer, server.kernels)]
+    has_scratch = weights.has_trellis and server.kernels.backend != "reference" and not (layers and layers == referred)
+    # What is decoded at load is not kept packed.
+    dropped = sum(layer.packed_bytes for layer in referred) if server.kernels.decode == "load" else 0
     parts = {
-        "weights": loaded,
-        "expert scratch": expert_scratch_bytes(model, server.max_batched_tokens) if weights.has_trellis else 0,
+        "weights": loaded - dropped,
+        DECODED_EXPERTS: _decoded_bytes(referred, server.kernels),
+        "expert scratch": expert_scratch_bytes(model, server.max_batched_tokens) if has_scratch else 0,
         "loading": int(loaded * _LOADING_SHARE),
         "CUDA context": _CONTEXT_BYTES,
         "activations": activation_bytes(model, server),
@@ -93,14 +126,23 @@ def memory_parts(model: ModelGeometry, weights: PackWeights, server: ServerShape
     return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
 
 
-def expert_scratch_bytes(model: ModelGeometry, rows: int) -> int:
-    """Scratch of the fused expert kernel, which all layers share.
+def expert_scratch_bytes(model: ModelGeometry, max_batched_tokens: int) -> int:
+    """What the exllamav3 backend works in on a GB10, shared by all layers: the same sums as the backend's own."""
+    shape = shape_for(
+        model.hidden_size, model.expert_size, model.num_experts, _SMS // SMS_PER_EXPERT, max_batched_tokens
+    )
+    return shape.num_bytes + shape.buffer_bytes
 
-    For each expert at once it holds fp16 rows of two hidden and two intermediate states: 288 MiB for GLM-5.3-Flash at
-    2,048 rows.
-    """
-    experts_at_once = _SMS // _SMS_PER_EXPERT
-    return experts_at_once * rows * 2 * (model.hidden_size + model.expert_size) * _HALF
+
+def _runs_by_reference(layer: ExpertLayer, kernels: KernelSettings) -> bool:
+    return kernels.backend == "reference" or (kernels.backend == "auto" and not layer.has_kernel)
+
+
+def _decoded_bytes(layers: Sequence[ExpertLayer], kernels: KernelSettings) -> int:
+    """16 bits a weight, as on a GPU: of all experts, or where a batch decodes them of the one that is at work."""
+    if kernels.decode == "load":
+        return sum(layer.num_weights for layer in layers) * _HALF
+    return max((layer.num_weights // layer.num_experts for layer in layers), default=0) * _HALF
 
 
 def activation_bytes(model: ModelGeometry, server: ServerShape) -> int:

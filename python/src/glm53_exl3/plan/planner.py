@@ -8,10 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from glm53_exl3.errors import PlanError
+from glm53_exl3.kernels.settings import DECODE_VARIABLE
 from glm53_exl3.pins import RuntimeName
 from glm53_exl3.plan.geometry import ModelGeometry, PlainAttention
 from glm53_exl3.plan.kv_cache import CacheLayout, CacheOptions, cache_layout
-from glm53_exl3.plan.memory import GIB, HOST_PROCESSES, INDEXER_LOGITS_MIB, PackWeights, ServerShape, memory_parts
+from glm53_exl3.plan.memory import (
+    DECODED_EXPERTS,
+    GIB,
+    HOST_PROCESSES,
+    INDEXER_LOGITS_MIB,
+    PackWeights,
+    ServerShape,
+    memory_parts,
+)
 from glm53_exl3.probes.memory import HostMemory
 
 #: Host memory that has to stay free. The recipe's qualification runs stop below about 8 GiB; hosts lock up well before
@@ -247,6 +256,8 @@ def _too_large(plan: MemoryPlan, cache_bytes: int) -> PlanError:
         )
     elif plan.longest_context_tokens:
         hint = f"glm53-exl3 plan PACK --context {plan.longest_context_tokens}"
+    elif DECODED_EXPERTS in plan.parts and plan.request.server.kernels.decode == "load":
+        hint = _keep_packed(plan)
     else:
         hint = "stop what else takes memory, or take a smaller pack: not even one block of KV cache fits"
     return PlanError(
@@ -258,3 +269,12 @@ def _too_large(plan: MemoryPlan, cache_bytes: int) -> PlanError:
         f"MemTotal {memory.total_bytes / GIB:.2f} GiB",
         hint=hint,
     )
+
+
+def _keep_packed(plan: MemoryPlan) -> str:
+    """How experts need not be decoded at load."""
+    size = f"{DECODED_EXPERTS} take {plan.parts[DECODED_EXPERTS] / GIB:.1f} GiB"
+    call = f"{DECODE_VARIABLE}=call keeps them packed and decodes for each batch, far slower still"
+    if plan.request.server.kernels.backend == "reference":
+        return f"{size}: --kernel exllamav3 keeps them packed; without it {call}"
+    return f"{size}, as exllamav3 has no kernels for them: {call}"

@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -135,8 +135,8 @@ class Host(Protocol):
     def hub_identity(self) -> HubIdentity:
         """Ask the Hub whose token this machine has; the token itself is never returned."""
 
-    def runtime(self, executable: str) -> RuntimeFacts:
-        """Ask an interpreter what is installed in it and whether it works."""
+    def runtime(self, executable: str, names: Collection[str] | None = None) -> RuntimeFacts:
+        """Ask an interpreter what is installed in it and whether it works: for facts of these names, all by default."""
 
 
 class LiveHost:
@@ -238,8 +238,10 @@ class LiveHost:
 
         return hub_identity()
 
-    def runtime(self, executable: str) -> RuntimeFacts:
-        """Ask an interpreter what is installed in it and whether it works."""
-        from glm53_exl3.probes.interpreter import read_runtime
+    def runtime(self, executable: str, names: Collection[str] | None = None) -> RuntimeFacts:
+        """Ask an interpreter what is installed in it and whether it works: for facts of these names, all by default."""
+        from glm53_exl3.probes.interpreter import LIMITS, read_runtime
 
-        return read_runtime(executable)
+        return read_runtime(
+            executable, {name: limit for name, limit in LIMITS.items() if names is None or name in names}
+        )

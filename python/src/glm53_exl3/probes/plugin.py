@@ -57,7 +57,7 @@ def check_rivals(facts: RuntimeFacts) -> CheckResult:
 
 
 def check_extension(facts: RuntimeFacts) -> CheckResult:
-    """The extension has to load, have both functions, and take the arguments that the plugin passes."""
+    """The extension has to load, have the functions that the plugin calls with its arguments, and code for the GPU."""
     pins = load_pins()
     build = f"build it from exllamav3 {pins.exllamav3_version} for torch {pins.torch}; with Nix: nix run .#serve"
     error = facts.facts.get("extension", Fact()).error
@@ -70,7 +70,17 @@ def check_extension(facts: RuntimeFacts) -> CheckResult:
     value = facts.value("extension")
     if value["missing"]:
         return EXTENSION.fail(f"{value['file']} lacks {', '.join(value['missing'])}", build)
+    archs, capability = str(value.get("arch_list", "")), facts.value("cuda").get("capability", "")
+    if archs and capability and capability not in compiled_for(archs):
+        return EXTENSION.fail(
+            f"{value['file']} has code for {archs}, none for this GPU of {capability}", f"{build}, with --arch"
+        )
     return _arity(str(value["file"]), value["arity"], build)
+
+
+def compiled_for(archs: str) -> set[str]:
+    """Compute capabilities, as `12.1`, of an `arch_list` such as `9.0a 12.1a`."""
+    return {arch.rstrip("af") for arch in archs.replace(";", " ").split()}
 
 
 def _arity(file: str, arity: int | None, build: str) -> CheckResult:

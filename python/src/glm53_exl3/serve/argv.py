@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.pins import load_pins
 from glm53_exl3.plan.memory import GIB, ServerShape
 from glm53_exl3.plan.planner import MemoryPlan, PlanRequest, memory_arguments, memory_environment
 from glm53_exl3.serve.api_key import VARIABLE as KEY_VARIABLE
 from glm53_exl3.serve.api_key import ApiKey
+from glm53_exl3.serve.backend import kernel_environment
 from glm53_exl3.serve.profiles import PROFILES, capture_sizes
 from glm53_exl3.serve.require_key import MIDDLEWARE
 from glm53_exl3.serve.rules import check_rules
@@ -105,8 +107,13 @@ def build_command(
     )
 
 
-def plan_request(settings: Settings) -> PlanRequest:
-    """What the memory plan has to be made for."""
+def plan_request(settings: Settings, kernels: KernelSettings | None = None) -> PlanRequest:
+    """What the memory plan has to be made for.
+
+    Args:
+        settings: of the server.
+        kernels: what will run the experts on this machine; exllamav3 on a GPU by default.
+    """
     # vLLM's own sizes are few with few sequences; the plan's default covers them.
     graphs = len(_sizes(settings)) or ServerShape().num_graphs
     return PlanRequest(
@@ -122,6 +129,7 @@ def plan_request(settings: Settings) -> PlanRequest:
             speculation=settings.speculation,
             speculative_tokens=settings.speculative_tokens,
             num_graphs=0 if settings.enforce_eager else graphs,
+            kernels=kernels or KernelSettings(),
         ),
     )
 
@@ -141,9 +149,9 @@ def render_command(command: ServerCommand) -> str:
 
 def _require_same(plan: MemoryPlan, settings: Settings) -> None:
     wanted = plan_request(settings)
-    # Whether memory is unified is the host's, not the settings'.
-    unified = plan.request.server.unified
-    if plan.request != replace(wanted, server=replace(wanted.server, unified=unified)):
+    # Whether memory is unified and what runs the experts is the host's, not the settings'.
+    made = plan.request.server
+    if plan.request != replace(wanted, server=replace(wanted.server, unified=made.unified, kernels=made.kernels)):
         raise ValueError("the memory plan was made for other settings")
 
 
@@ -245,7 +253,7 @@ def _environment(
     if settings.runtime == "fork":
         # Upstream's wheels run on other GPUs too, so there FlashInfer asks the GPU itself.
         tuning["FLASHINFER_CUDA_ARCH_LIST"] = f"{load_pins().gpu_capability}a"
-    return variables | _beside_inherited(tuning, inherited)
+    return variables | _beside_inherited(tuning, inherited) | kernel_environment(settings)
 
 
 def _rank_environment(settings: Settings, num_cores: int) -> dict[str, str]:

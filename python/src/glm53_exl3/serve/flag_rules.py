@@ -105,7 +105,7 @@ def _moe_backend(at: Situation, reason: str) -> SettingError | None:
         f"Marlin is asked for as the backend of the experts: {reason}",
         expected="no --moe-backend",
         found="marlin",
-        hint="leave --moe-backend out; GLM53_EXL3_KERNEL chooses among the kernels for EXL3",
+        hint="leave --moe-backend out; --kernel chooses among the kernels for EXL3",
     )
 
 

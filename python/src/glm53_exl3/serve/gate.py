@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from glm53_exl3.errors import KernelError, ServerError
-from glm53_exl3.kernels.settings import KERNEL_VARIABLE, Backend, kernel_settings
+from glm53_exl3.errors import ServerError
+from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.pack import files
-from glm53_exl3.pack.inventory import read_inventory
+from glm53_exl3.pack.inventory import Inventory, read_inventory
 from glm53_exl3.plan.memory import GIB
 from glm53_exl3.plan.planner import MemoryPlan, plan_memory
-from glm53_exl3.plan.sources import read_plan_sources
-from glm53_exl3.probes.gpu import read_gpus
+from glm53_exl3.plan.sources import plan_sources
+from glm53_exl3.probes.catalogue import EXTENSION
 from glm53_exl3.probes.host import Host, LiveHost
 from glm53_exl3.probes.memory import HostMemory, read_host_memory
 from glm53_exl3.probes.preflight import PreflightOptions, run_preflight
 from glm53_exl3.probes.result import Report
-from glm53_exl3.serve import page_cache
+from glm53_exl3.serve import backend, page_cache
 from glm53_exl3.serve.argv import plan_request
 from glm53_exl3.serve.ports import require_free
 from glm53_exl3.serve.settings import Settings
@@ -28,7 +28,7 @@ from glm53_exl3.serve.settings import Settings
 #: What `--no-preflight` leaves out, in words for the log.
 SKIPPED = (
     "preflight is skipped: GPU, driver, CUDA toolkit, versions of the runtime, K-pool fix and chat template are not "
-    "checked; headers of the pack, port and memory still are"
+    "checked; headers of the pack, kernels, port and memory still are"
 )
 
 
@@ -41,63 +41,71 @@ def open_gate(settings: Settings, say: Callable[[str], None]) -> MemoryPlan | No
 
     Raises:
         ServerError: `port-taken` or `preflight-failed`.
-        KernelError: `reference-graphs`, no backend for CUDA graphs.
+        KernelError: no backend can run the experts as asked for, see `serve.backend`.
         PackError: the pack is not sound.
         FormatError: the pack is not EXL3.
         PlanError: the plan cannot be made; one that does not fit is returned with its problems.
     """
     if not settings.headless:
         require_free(settings.port, settings.host)
-    require_recordable(settings, LiveHost())
-    if settings.preflight:
-        _require_clean(_preflight(settings), say)
-    else:
-        say(SKIPPED)
+    kernels = runnable_kernels(settings, LiveHost(), say)
     shards = _shards(settings)
     if settings.page_cache == "drop":
         _apply("drop", shards, say)
-    plan = None
-    if settings.memory_plan:
-        plan = _plan(settings, shards, say)
-    else:
-        read_inventory(settings.pack).require_sound()
+    inventory = read_inventory(settings.pack)
+    inventory.require_sound()
+    if kernels.backend != "reference":
+        backend.require_layers(settings, kernels, inventory)
+    plan = _plan(settings, kernels, inventory, shards, say) if settings.memory_plan else None
     if settings.page_cache == "warm":
         # After the plan, which counts what is in the cache as used.
         _apply("warm", shards, say)
     return plan
 
 
-def require_recordable(settings: Settings, host: Host) -> None:
-    """Refuse now what the plugin would refuse once the weights are loaded: CUDA graphs without a backend for them.
+def runnable_kernels(settings: Settings, host: Host, say: Callable[[str], None]) -> KernelSettings:
+    """What this machine will run, after a preflight unless it is left out.
 
     Args:
         settings: of the server.
         host: the machine.
+        say: prints one line for the user.
 
     Raises:
-        KernelError: `reference-graphs`.
+        ServerError: `preflight-failed`.
+        KernelError: the backend that is asked for cannot run here.
     """
-    backends = set(get_args(Backend)) - {"auto", "reference"}
-    if settings.enforce_eager or (backends and kernel_settings().backend != "reference") or not read_gpus(host).gpus:
-        return
-    raise KernelError(
-        "reference-graphs",
-        "the experts would run by the reference backend, which no CUDA graph can hold",
-        expected="a backend for this GPU, which is not part of this release" if not backends else "another backend",
-        found=f"backends: {', '.join(sorted(backends | {'reference'}))}",
-        hint="--enforce-eager, exact and slow" if not backends else f"unset {KERNEL_VARIABLE}",
-    )
+    kernels = backend.chosen_kernels(settings, os.environ)
+    on_gpu = backend.require_runnable(settings, kernels, host)
+    must = on_gpu and backend.must_run_exllamav3(settings, kernels)
+    if settings.preflight:
+        report = _preflight(settings, host)
+        _require_clean(report, say, spared=() if must else (EXTENSION.id,))
+        lacks = any(result.id == EXTENSION.id for result in report.of("fail"))
+    else:
+        say(SKIPPED)
+        lacks = on_gpu and (must or settings.memory_plan) and _lacks_extension(host, say, must=must)
+    return kernels if on_gpu and not lacks else replace(kernels, backend="reference")
 
 
-def _preflight(settings: Settings) -> Report:
-    return run_preflight(
-        PreflightOptions(runtime=settings.runtime, pack=settings.pack, port=settings.port, python=sys.executable)
-    )
+def _lacks_extension(host: Host, say: Callable[[str], None], *, must: bool) -> bool:
+    fault = backend.extension_fault(host)
+    if fault is not None and must:
+        raise fault
+    if fault is not None:
+        say(f"warning: {fault.id}: {fault.what}; the experts run by the reference backend, exact and slow")
+    return fault is not None
 
 
-def _require_clean(report: Report, say: Callable[[str], None]) -> None:
-    failures = report.of("fail")
-    for result in report.of("warn"):
+def _preflight(settings: Settings, host: Host) -> Report:
+    options = PreflightOptions(runtime=settings.runtime, pack=settings.pack, port=settings.port, python=sys.executable)
+    return run_preflight(options, host)
+
+
+def _require_clean(report: Report, say: Callable[[str], None], spared: Collection[str] = ()) -> None:
+    """Refuse a report with failures; those of a check that is spared are warnings."""
+    failures = [result for result in report.of("fail") if result.id not in spared]
+    for result in [*report.of("warn"), *(one for one in report.of("fail") if one.id in spared)]:
         say(f"warning: {result.id}: {result.measured}; {result.hint}")
     if failures:
         raise ServerError(
@@ -114,11 +122,17 @@ def _shards(settings: Settings) -> list[Path]:
     return [path for folder in folders for path in files.shard_paths(folder, files.read_index(folder))[0]]
 
 
-def _plan(settings: Settings, shards: Sequence[Path], say: Callable[[str], None]) -> MemoryPlan:
-    geometry, weights = read_plan_sources(settings.pack, settings.draft)
+def _plan(
+    settings: Settings,
+    kernels: KernelSettings,
+    inventory: Inventory,
+    shards: Sequence[Path],
+    say: Callable[[str], None],
+) -> MemoryPlan:
+    geometry, weights = plan_sources(inventory, settings.draft)
 
     def plan(memory: HostMemory) -> MemoryPlan:
-        return plan_memory(plan_request(settings), geometry, weights, memory)
+        return plan_memory(plan_request(settings, kernels), geometry, weights, memory)
 
     made = plan(read_host_memory())
     if settings.page_cache == "auto" and any(problem.id == "plan-memory" for problem in made.problems):

@@ -146,7 +146,7 @@ PROFILES: Final[Mapping[ProfileName, Profile]] = {
             floor=0.25,
             memory_plan=False,
             preflight=False,
-            # The reference backend of the experts cannot be recorded in CUDA graphs.
+            # So that a GPU without the extension serves it too, by the reference, which no CUDA graph can hold.
             enforce_eager=True,
             images=None,
             videos=None,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
+from glm53_exl3.kernels.settings import KERNEL_VARIABLE, Backend
 from glm53_exl3.pins import RuntimeName
 from glm53_exl3.serve import boot
 from glm53_exl3.serve.profiles import DEFAULT_PROFILE, PROFILES, Profile, ProfileName, SpeculationName
@@ -141,6 +142,15 @@ class Settings:
     )
     enforce_eager: bool = field(
         default=_CHAT.enforce_eager, metadata=_about("boolean", "Without torch.compile and CUDA graphs.")
+    )
+    kernel: Backend | None = field(
+        default=None,
+        metadata=_about(
+            "string",
+            "Which backend runs the experts.",
+            choices=get_args(Backend),
+            by_default=f"{KERNEL_VARIABLE} of the environment, else auto",
+        ),
     )
     tensor_parallel: int = field(
         default=1,

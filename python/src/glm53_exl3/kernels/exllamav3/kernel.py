@@ -8,8 +8,9 @@ import torch
 
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.exllamav3.extension import load_extension, require_arch
+from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K, shape_for
 from glm53_exl3.kernels.exllamav3.tables import AddressTables
-from glm53_exl3.kernels.exllamav3.workspace import MAX_TOP_K, shape_for, streams, workspace_for
+from glm53_exl3.kernels.exllamav3.workspace import streams, workspace_for
 from glm53_exl3.kernels.interface import PackedLayer, PackedSource
 
 # Below vLLM's logger, whose configuration drops the lines of loggers outside it.
@@ -54,7 +55,7 @@ class ExllamaKernel:
                 self._extension.arch_list,
                 self._device,
                 shape.rows,
-                shape.concurrency,
+                min(shape.concurrency, shape.experts),
                 shape.experts,
                 shape.num_bytes / 2**20,
             )
@@ -125,5 +126,5 @@ def require_codebook(layer: PackedLayer) -> None:
             "exllamav3-codebook",
             f"{layer.name} has the codebook {' and '.join(sorted(codebooks))}",
             expected="mcg or mul1, one for gate, up and down: exllamav3 has no other MoE kernels",
-            hint="GLM53_EXL3_KERNEL=reference with --enforce-eager, exact and slow",
+            hint="GLM53_EXL3_KERNEL=reference and GLM53_EXL3_DECODE=call with --enforce-eager, exact and slow",
         )

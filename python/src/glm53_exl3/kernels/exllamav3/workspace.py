@@ -7,9 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K, Shape, shape_for
-
-__all__ = ["MAX_TOP_K", "Workspace", "shape_for", "streams", "workspace_for"]
+from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K, Shape
 
 
 class Workspace:

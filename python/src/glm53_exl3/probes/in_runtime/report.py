@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 EXTENSION = "glm53_exl3_exllamav3_ext"
-SYMBOLS = ("exl3_moe", "exl3_moe_max_concurrency")
+#: What the plugin calls, `kernels/exllamav3/extension.py`.
+SYMBOLS = ("exl3_moe", "exl3_moe_max_concurrency", "run_layer")
 ARCHITECTURES = ("Glm5NextForConditionalGeneration", "Glm5NextMTPModel")
 PLUGIN_GROUP = "vllm.general_plugins"
 
@@ -81,12 +82,17 @@ def cuda() -> dict[str, Any]:
 
 
 def extension() -> dict[str, Any]:
-    """The kernels of exllamav3: symbols and the number of arguments."""
+    """The kernels of exllamav3: symbols, the number of arguments, and the GPUs that they were compiled for."""
     importlib.import_module("torch")  # its libraries have to be loaded before an extension's
     module = importlib.import_module(EXTENSION)
     missing = [name for name in SYMBOLS if not hasattr(module, name)]
     arity = None if SYMBOLS[0] in missing else count_arguments(getattr(module, SYMBOLS[0]))
-    return {"file": getattr(module, "__file__", "") or "", "missing": missing, "arity": arity}
+    return {
+        "file": getattr(module, "__file__", "") or "",
+        "missing": missing,
+        "arity": arity,
+        "arch_list": str(getattr(module, "arch_list", "")),
+    }
 
 
 def count_arguments(function: Any) -> int | None:
