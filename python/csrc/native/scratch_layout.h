@@ -1,0 +1,60 @@
+// Where everything lies in a layer's scratch. The counters come first and are 0 between calls; the two paths share the rest.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace glm53_exl3::native {
+
+struct ScratchLayout {
+    int64_t arrived, ready, counters_end;
+    // Decode.
+    int64_t decode_rotated[2], decode_between, part, decode_end;
+    // Prefill.
+    int64_t token, expert, row, tile, count, rotated[2], between, prefill_end;
+
+    int64_t bytes() const { return std::max(decode_end, prefill_end); }
+};
+
+// Each part begins at a multiple of 256 bytes.
+class Places {
+   public:
+    explicit Places(int64_t begin) : next_(begin) {}
+    int64_t take(int64_t bytes) {
+        const int64_t place = next_;
+        next_ = (next_ + bytes + 255) / 256 * 256;
+        return place;
+    }
+    int64_t end() const { return next_; }
+
+   private:
+    int64_t next_;
+};
+
+// most_decode_choices: of a batch that takes the decode path; rows_of_tile: of the highest tile.
+inline ScratchLayout layout(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts, int64_t most_decode_choices,
+                            int64_t rows_of_tile) {
+    const int64_t choices = tokens * top_k, few = std::min(choices, most_decode_choices);
+    ScratchLayout at{};
+    Places counters(0);
+    at.arrived = counters.take(std::min(tokens, most_decode_choices) * (hidden / 128) * 4);
+    at.ready = counters.take(2 * most_decode_choices * 4);
+    at.counters_end = counters.end();
+    Places decode(at.counters_end);
+    for (int64_t& place : at.decode_rotated) place = decode.take(few * hidden * 2);
+    at.decode_between = decode.take(few * intermediate * 2);
+    at.part = decode.take(few * hidden * 4);
+    at.decode_end = decode.end();
+    Places prefill(at.counters_end);
+    at.token = prefill.take(choices * 4);
+    at.expert = prefill.take(choices * 4);
+    at.row = prefill.take(choices * 4);
+    at.tile = prefill.take((choices / rows_of_tile + std::min(choices, experts)) * 12);
+    at.count = prefill.take(8);
+    for (int64_t& place : at.rotated) place = prefill.take(choices * hidden * 2);
+    at.between = prefill.take(choices * intermediate * 2);
+    at.prefill_end = prefill.end();
+    return at;
+}
+
+}  // namespace glm53_exl3::native

@@ -1,0 +1,3 @@
+#include "instance.cuh"
+
+GLM53_EXL3_VARIANT(kAnyBits3inst, kAnyBits, Codebook::k3inst)

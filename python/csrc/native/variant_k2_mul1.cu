@@ -1,0 +1,3 @@
+#include "instance.cuh"
+
+GLM53_EXL3_VARIANT(k2BitsMul1, 2, Codebook::kMul1)

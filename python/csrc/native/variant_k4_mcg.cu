@@ -1,0 +1,3 @@
+#include "instance.cuh"
+
+GLM53_EXL3_VARIANT(k4BitsMcg, 4, Codebook::kMcg)

@@ -1,0 +1,3 @@
+#include "instance.cuh"
+
+GLM53_EXL3_VARIANT(k4BitsMul1, 4, Codebook::kMul1)
