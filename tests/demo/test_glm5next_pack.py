@@ -19,6 +19,7 @@ from glm53_exl3.pack.inventory import read_inventory
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "tests" / "data" / "glm5next-faq"
+LONG = ROOT / "tests" / "data" / "glm5next-long.json"
 LOAD = ROOT / "tests" / "engine" / "glm5next" / "load_pack.py"
 SOME = 8
 
@@ -84,6 +85,30 @@ def test_a_layer_whose_experts_are_silent_fails(tools: Any, model: Any, layer: i
         wrong = load_canary(PACK).failures(given(tools, model))
         down.copy_(kept)
     assert len(wrong) == SOME
+
+
+def test_the_long_prompt_has_the_probabilities_that_transformers_computes(tools: Any, model: Any) -> None:
+    from long_prompt import INDEX_TOPK, SAMPLED, load_expected, long_prompt
+
+    num_tokens, expected, _ = load_expected(LONG)
+    assert len(expected) == len(range(1, num_tokens, SAMPLED))
+    # Attention is causal: the start of the prompt says the same alone. Past INDEX_TOPK the indexer has chosen.
+    prompt = long_prompt(INDEX_TOPK + 1024)
+    tokens, positions = torch.tensor([prompt]), torch.arange(1, len(prompt), SAMPLED)
+    with torch.inference_mode():
+        logprobs = model(tokens, positions - 1).log_softmax(-1).gather(1, tokens[0, positions, None])[:, 0]
+    apart = (logprobs - torch.tensor(expected[: len(logprobs)])).abs()
+    assert float(apart.median()) < 1e-3
+    assert float(apart.clamp(max=1).mean()) < 2e-3
+
+
+def test_the_long_prompt_tells_wrong_pools_from_rounding(tools: Any) -> None:
+    from long_prompt import distances, load_expected
+
+    _, expected, allowed = load_expected(LONG)
+    assert json.loads(LONG.read_text())["worst_pools"] > allowed[1]
+    assert distances(expected, expected) == (0, 0)
+    assert distances([value - 2 for value in expected], expected) == (1, 1)
 
 
 @pytest.mark.timeout(300)

@@ -21,6 +21,7 @@ from glm53_exl3.demo.faq import SERVED_NAME, load_faq
 from gpu.serving import Served, eager, require_backend_and_graphs, serve, with_graphs
 
 PACK = Path(__file__).parents[1] / "data" / "glm5next-faq"
+LONG = Path(__file__).parents[1] / "data" / "glm5next-long.json"
 TOOLS = Path(__file__).parents[2] / "tools" / "demo"
 MAX_MODEL_LEN = 20480
 GENERATED = 8192
@@ -109,3 +110,29 @@ def test_neighbours_of_a_long_request_answer_as_ever(served: Served, prompt_toke
     assert count == max_tokens == len(logprobs)
     assert all(math.isfinite(value) for value in logprobs)
     assert failures(served) == []
+
+
+def prompt_logprobs(url: str, prompt: list[int]) -> list[float]:
+    """Log-probability of each token of the prompt but the first."""
+    from glm53_exl3.serve.chat import openai_client
+
+    client = openai_client(url, timeout_seconds=600)
+    answer = client.completions.create(
+        model=SERVED_NAME, prompt=prompt, temperature=0, max_tokens=1, extra_body={"prompt_logprobs": 0}
+    )
+    found = (answer.choices[0].model_extra or {})["prompt_logprobs"]
+    return [entry[str(token)]["logprob"] for token, entry in zip(prompt[1:], found[1:], strict=True)]
+
+
+def test_a_long_prompt_has_the_probabilities_of_transformers(served: Served) -> None:
+    """From position 2,048 on the indexer chooses what is read; below, everything is."""
+    sys.path.insert(0, str(TOOLS))
+    try:
+        from long_prompt import SAMPLED, distances, load_expected, long_prompt
+    finally:
+        sys.path.remove(str(TOOLS))
+    num_tokens, expected, allowed = load_expected(LONG)
+    found = distances(prompt_logprobs(served.url, long_prompt(num_tokens))[::SAMPLED], expected)
+    print(f"{served.case.name}: {num_tokens} tokens of a prompt, distances {found}, allowed {allowed}")
+    assert found[0] <= allowed[0]
+    assert found[1] <= allowed[1]

@@ -24,7 +24,8 @@ from glm53_exl3.pack.inventory import read_inventory
 VOCABULARY = 264
 TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    # vLLM's mHC kernels want multiples of 256 (model_executor/layers/mhc.py).
+    # The least of which vLLM was seen to run. EXL3 wants multiples of 128; mHC of 256 only on AMD
+    # (model_executor/kernels/mhc/aiter.py).
     "hidden_size": 256,
     "intermediate_size": 128,
     # EXL3 rotates 128 values at a time.

@@ -61,10 +61,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--bits", type=int, default=BITS)
+    parser.add_argument("--uniform", action="store_true", help="the same rate in all layers")
     options = parser.parse_args()
     if options.out.exists():
         shutil.rmtree(options.out)
-    layer_bits = LAYER_BITS if options.bits == BITS else {}
+    layer_bits = LAYER_BITS if options.bits == BITS and not options.uniform else {}
     write_pack(plan_quantization(options.checkpoint, options.bits, layer_bits, "mcg"), options.out)
     for path in options.out.iterdir():
         path.chmod(0o644)
