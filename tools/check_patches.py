@@ -38,7 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, help="source tree to judge the patches on")
     parser.add_argument("--apply", action="store_true", help="write the result into the tree")
-    parser.add_argument("--only", action="append", default=[], metavar="PATCH", help="leave the others out")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATCH", help="a name or number; leave the others out"
+    )
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")
     parser.add_argument("--patches", type=Path, default=ROOT / "patches" / "vllm", help="folder with the series")
     parser.add_argument("--pins", type=Path, default=ROOT / "python" / "src" / "glm53_exl3" / "pins.json")
@@ -51,6 +53,9 @@ def main() -> int:
     if options.tree is not None and not options.tree.is_dir():
         parser.error(f"{options.tree} is no folder")
 
+    if not options.pins.is_file():
+        parser.error(f"{options.pins} is no file")
+
     evidence_root = None if options.without_evidence else ROOT
     fork = json.loads(options.pins.read_text(encoding="utf-8"))["runtimes"]["fork"]["vllm"]
     patches, faults = series.read(options.patches, f"{fork['repository']} {fork['revision']}", evidence_root)
@@ -59,32 +64,38 @@ def main() -> int:
     if faults:
         print("\nhint: patches/README.md has the rules", file=sys.stderr)
         return 1
-    if unknown := sorted(set(options.only) - {patch.name for patch in patches}):
+    if unknown := sorted(one for one in set(options.only) if not chosen(patches, [one])):
         print(f"error: patch-unknown: the series has no {', '.join(unknown)}", file=sys.stderr)
         return 1
     if options.tree is None:
         print(f"{len(patches)} patches keep the rules")
         return 0
-    return judge_tree([patch for patch in patches if not options.only or patch.name in options.only], options)
+    return judge_tree(chosen(patches, options.only) if options.only else patches, options)
+
+
+def chosen(patches: list[Patch], only: list[str]) -> list[Patch]:
+    """The patches that are named, whole or by their number."""
+    return [patch for patch in patches if patch.name in only or patch.name[:4] in only]
 
 
 def judge_tree(patches: list[Patch], options: argparse.Namespace) -> int:
     """Report what the patches find in the tree, and write what they make of it if that was asked for."""
     tree = Tree(options.tree)
     reports = judge.judge(patches, tree)
+    mismatches = [report for report in reports if report.verdict == MISMATCH]
+    if options.apply and not mismatches:
+        # Before anything is printed: a reader that leaves early must not decide whether the tree is patched.
+        tree.write()
     if options.json:
         print(json.dumps([report.as_json() for report in reports], indent=1))
     else:
         for report in reports:
             print(describe(report))
-    mismatches = [report for report in reports if report.verdict == MISMATCH]
     for report in mismatches:
         print(refusal(report, options.tree), file=sys.stderr)
     if mismatches:
         print(f"\n{_HINT}", file=sys.stderr)
         return 1
-    if options.apply:
-        tree.write()
     return 0
 
 

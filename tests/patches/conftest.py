@@ -58,25 +58,32 @@ def patched(release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def damaged(release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A copy of a release with a defect back that it no longer has; `repair` applies the series to it afterwards."""
-    made: dict[tuple[str, str, bool], Path] = {}
+    """A copy of a release with defects back that it no longer has.
 
-    def tree(version: str, damage: str, repair: bool = False) -> Path:
-        key = (version, damage, repair)
+    `repair` names the patches that are applied to it afterwards, by their numbers.
+    """
+    made: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Path] = {}
+
+    def tree(version: str, *damages: str, repair: tuple[str, ...] = ()) -> Path:
+        key = (version, damages, repair)
         if key not in made:
             made[key] = copied(release(version), tmp_path_factory.mktemp("damaged"))
-            command = ["patch", "-p1", "--fuzz=0", "--batch", "--forward", "--input", str(DAMAGE / f"{damage}.patch")]
-            subprocess.run(command, cwd=made[key], check=True, capture_output=True)
+            for damage in damages:
+                source = DAMAGE / f"{damage}.patch"
+                command = ["patch", "-p1", "--fuzz=0", "--batch", "--forward", "--input", str(source)]
+                subprocess.run(command, cwd=made[key], check=True, capture_output=True)
             if repair:
-                apply_series(made[key])
+                apply_series(made[key], *repair)
         return made[key]
 
     return tree
 
 
-def apply_series(tree: Path) -> None:
-    """Apply every patch of the series that is not there already."""
-    done = subprocess.run([sys.executable, str(CHECK), "--tree", str(tree), "--apply"], capture_output=True, text=True)
+def apply_series(tree: Path, *only: str) -> None:
+    """Apply every patch of the series, or of those named, that is not there already."""
+    named = [option for one in only for option in ("--only", one)]
+    command = [sys.executable, str(CHECK), "--tree", str(tree), "--apply", *named]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -226,6 +226,8 @@ def test_result_is_that_of_gnu_patch_without_fuzz(tmp_path: Path) -> None:
         (["--apply"], 2, "--apply needs --tree DIR"),
         (["--tree", "/nowhere"], 2, "/nowhere is no folder"),
         (["--tree", ".", "--only", "0009-x-y.patch"], 1, "error: patch-unknown: the series has no 0009-x-y.patch"),
+        (["--tree", ".", "--only", "0009"], 1, "error: patch-unknown: the series has no 0009"),
+        (["--pins", "/nowhere.json"], 2, "/nowhere.json is no file"),
     ],
 )
 def test_wrong_usage_is_refused(tmp_path: Path, options: list[str], code: int, message: str) -> None:

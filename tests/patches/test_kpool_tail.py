@@ -40,8 +40,9 @@ def test_mapping_of_the_upstream_runtime_is_right(measure: Measure, drafts: int)
 def test_without_positions_slots_of_other_blocks_are_written(damaged: Callable[..., Path], measure: Measure) -> None:
     found = measure("kpool_mapping", damaged("0.30.0", "kpool-without-positions"), drafts=0)
     assert found["wrong"] > found["tokens"] * 0.9
-    repaired = damaged("0.30.0", "kpool-without-positions", repair=True)
-    assert_right(measure("kpool_mapping", repaired, drafts=0))
+    # By that patch alone: 0004 would make the mapping right as well.
+    found = measure("kpool_mapping", damaged("0.30.0", "kpool-without-positions", repair=("0001",)), drafts=0)
+    assert (found["wrong"], found["addresses"]) == (0, 1)
 
 
 def test_cloned_mapping_leaves_a_graph_with_slots_of_another_step(
@@ -51,8 +52,15 @@ def test_cloned_mapping_leaves_a_graph_with_slots_of_another_step(
     assert found["wrong"] == 0
     assert found["addresses"] > 1
     assert found["recorded_wrong"] > 0
-    repaired = damaged("0.30.0", "kpool-cloned-mapping", repair=True)
-    assert_right(measure("kpool_mapping", repaired, drafts=0))
+    found = measure("kpool_mapping", damaged("0.30.0", "kpool-cloned-mapping", repair=("0002",)), drafts=0)
+    assert (found["wrong"], found["addresses"], found["recorded_wrong"]) == (0, 1, 0)
+
+
+def test_both_defects_as_the_fork_has_them_are_patched_together(damaged: Callable[..., Path], measure: Measure) -> None:
+    both = ("kpool-without-positions", "kpool-cloned-mapping")
+    found = measure("kpool_mapping", damaged("0.30.0", *both), drafts=0)
+    assert found["wrong"] > found["tokens"] * 0.9
+    assert_right(measure("kpool_mapping", damaged("0.30.0", *both, repair=("0001", "0002", "0004")), drafts=0))
 
 
 def test_generic_mapping_reads_outside_the_row_of_a_tail(release: Tree, measure: Measure) -> None:
@@ -86,3 +94,21 @@ def test_preflight_sees_what_is_wrong_in_the_release_and_right_when_patched(
     for tree in (patched("0.30.0"), None):
         found = measure("preflight_probe", tree, probe=str(PROBE))
         assert {one["verdict"] for one in found.values()} == {"right"}, found
+
+
+def test_later_steps_of_a_draft_map_the_tail_by_what_lies_behind_the_row(release: Tree, measure: Measure) -> None:
+    found = measure("kpool_drafts", release("0.30.0"))
+    assert all(slot > 1 << 20 for slot in found["found"]), found
+
+
+@pytest.mark.parametrize("runtime", ["patched", "upstream"])
+def test_later_steps_of_a_draft_stay_in_the_requests_own_block(patched: Tree, measure: Measure, runtime: str) -> None:
+    found = measure("kpool_drafts", patched("0.30.0") if runtime == "patched" else None)
+    assert found["found"] == found["expected"]
+
+
+def test_of_the_series_it_is_the_bound_that_keeps_drafts_in_their_block(
+    damaged: Callable[..., Path], measure: Measure
+) -> None:
+    found = measure("kpool_drafts", damaged("0.30.0", repair=("0001", "0002", "0003", "0005")))
+    assert all(slot > 1 << 20 for slot in found["found"]), found

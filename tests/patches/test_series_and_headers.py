@@ -193,6 +193,9 @@ SERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no verb": (lambda folder: _renamed(folder, "0001-greet.patch"), "series-name: series:1: "),
     "no number": (lambda folder: _renamed(folder, "greet-otherwise.patch"), "series-name: series:1: "),
+    "no series": (lambda folder: (folder / "series").unlink(), "series-missing: "),
+    "no folder": (shutil.rmtree, "series-missing: "),
+    "no text": (lambda folder: (folder / NAME).write_bytes(b"\xff\xfe"), f"patch-encoding: {NAME}: "),
 }
 
 

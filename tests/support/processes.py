@@ -21,13 +21,14 @@ def survivors(processes: Iterable[psutil.Process], seconds: float) -> list[psuti
 
 
 def session_members(session: int) -> list[str]:
-    """Command lines of the living processes of a session."""
+    """Command lines of the living processes of a session. One without any has been killed and gives back its memory."""
     members: list[str] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state != "Z":
-                members.append((stat.parent / "cmdline").read_text().replace("\0", " "))
+            command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+            if int(its_session) == session and state != "Z" and command:
+                members.append(command)
         except (OSError, ValueError):
             continue
     return members

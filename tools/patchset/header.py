@@ -30,7 +30,7 @@ class Condition:
     def holds(self, tree: Path) -> bool:
         """Whether the file is there and has the text."""
         path = tree / self.file
-        return path.is_file() and self.text in path.read_text(encoding="utf-8")
+        return path.is_file() and self.text in path.read_text(encoding="utf-8", errors="surrogateescape")
 
     def __str__(self) -> str:
         return f"{self.file} has {json.dumps(self.text)}"

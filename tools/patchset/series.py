@@ -28,18 +28,31 @@ def read(folder: Path, pin: str, evidence_root: Path | None) -> tuple[list[Patch
 
     `pin` and `evidence_root` are those of `header.parse`.
     """
+    if not (folder / "series").is_file():
+        what = "no file that lists the patches"
+        return [], [Fault("series-missing", str(folder), what, "a folder with patches and a file `series`", "none")]
     entries = _listed(folder)
-    patches, faults = [], _series_faults(folder, entries)
+    patches: list[Patch] = []
+    faults = _series_faults(folder, entries)
     for name in dict.fromkeys(name for _, name in entries):
         if (folder / name).is_file():
-            patch, further = _read_patch(folder / name, pin, evidence_root)
+            if (text := _text(folder / name)) is None:
+                faults.append(Fault("patch-encoding", name, "it is no text", "UTF-8", "other bytes"))
+                continue
+            patch, further = _read_patch(folder / name, text, pin, evidence_root)
             patches.append(patch)
             faults += further
     return patches, faults
 
 
-def _read_patch(path: Path, pin: str, evidence_root: Path | None) -> tuple[Patch, list[Fault]]:
-    text = path.read_bytes().decode("utf-8")
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _read_patch(path: Path, text: str, pin: str, evidence_root: Path | None) -> tuple[Patch, list[Fault]]:
     lines = text.removesuffix("\n").split("\n")
     end = next((index for index, line in enumerate(lines) if not line.strip() or line.startswith("--- ")), len(lines))
     fields, faults = header.parse(path.name, lines[:end], pin, evidence_root)
@@ -55,7 +68,7 @@ def _read_patch(path: Path, pin: str, evidence_root: Path | None) -> tuple[Patch
 
 def _listed(folder: Path) -> list[tuple[int, str]]:
     """Line and name of each entry, as nix/series.nix reads them."""
-    lines = (folder / "series").read_text(encoding="utf-8").split("\n")
+    lines = (folder / "series").read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     stripped = [(number, line.rstrip(" \t\r")) for number, line in enumerate(lines, start=1)]
     return [(number, line) for number, line in stripped if line and not line.startswith("#")]
 

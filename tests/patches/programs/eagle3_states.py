@@ -243,7 +243,11 @@ def measured() -> dict[str, Any]:
     found["ends"] = compared(model, embeddings, [0, 1, _LAYERS - 1, _LAYERS])
     outer.set_aux_hidden_state_layers(tuple(found["layers"]))
     gathered = sharded(model, embeddings)
-    found["sharded"] = [torch.equal(one, other) for one, other in zip(gathered, states, strict=True)]
+    found["sharded"] = {
+        "shapes": [list(state.shape) for state in gathered],
+        # Padded rows change how a CPU adds up the products of the others.
+        "distances": [distance(one, other) for one, other in zip(gathered, states, strict=True)],
+    }
     return found
 
 
