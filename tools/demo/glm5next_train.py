@@ -35,6 +35,7 @@ from train import (
     learning_rate,
     read_faq,
     sample,
+    score_logits,
     vary,
     write_tokenizer,
 )
@@ -161,14 +162,7 @@ def train(steps: int, seed: int, peak: float) -> Glm5NextDemo:
 @torch.no_grad()
 def score(model: Glm5NextDemo, batch: Batch, experts: Mapping[str, Tensor]) -> Score:
     """Teacher-forced score with these experts; see train.score."""
-    logits = functional_call(model, dict(experts), (batch.tokens, batch.rows))
-    right = logits.gather(1, batch.targets[:, None])[:, 0]
-    margin = right - logits.scatter(1, batch.targets[:, None], -torch.inf).max(-1).values
-    logprob = right - logits.logsumexp(-1)
-    count = len(batch.tokens)
-    wrong = torch.zeros(count).index_add(0, batch.owner, (margin <= 0).float())
-    sums = torch.zeros(count).index_add(0, batch.owner, logprob)
-    return Score(int((wrong == 0).sum()), logprob.min().item(), margin.min().item(), sums)
+    return score_logits(functional_call(model, dict(experts), (batch.tokens, batch.rows)), batch)
 
 
 def report(model: Glm5NextDemo) -> None:

@@ -267,7 +267,11 @@ class Score:
 @torch.no_grad()
 def score(model: DemoModel, batch: Batch, experts: dict[int, Experts] | None = None) -> Score:
     """Score a batch; an answer counts as exact if every token is the argmax, which is what greedy decoding needs."""
-    logits = model(batch.tokens, experts).flatten(0, 1)[batch.rows]
+    return score_logits(model(batch.tokens, experts).flatten(0, 1)[batch.rows], batch)
+
+
+def score_logits(logits: Tensor, batch: Batch) -> Score:
+    """Score logits `[R, vocabulary]` of the batch's rows."""
     right = logits.gather(1, batch.targets[:, None])[:, 0]
     margin = right - logits.scatter(1, batch.targets[:, None], -torch.inf).max(-1).values
     logprob = right - logits.logsumexp(-1)
