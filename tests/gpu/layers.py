@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from glm53_exl3.bench_kernels.layers import Batch, random_experts
 from glm53_exl3.decode import dequantize
 from glm53_exl3.format.codebooks import Codebook
-from glm53_exl3.kernels.interface import PackedExperts, PackedLayer
+from glm53_exl3.kernels.interface import PackedLayer
 
 #: GLM-5.3-Flash.
 GLM = (4096, 2048, 288, 8)
-
-
-def random_experts(
-    experts: int, rows: int, columns: int, bits: int, codebook: Codebook, generator: torch.Generator
-) -> PackedExperts:
-    """Every bit pattern is a trellis; scales keep activations near 1."""
-    device = generator.device
-    shape = (experts, rows // 16, columns // 16, 16 * bits)
-    trellis = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device=device, generator=generator)
-
-    def signs(width: int, scale: float) -> torch.Tensor:
-        drawn = torch.randint(0, 2, (experts, width), device=device, generator=generator)
-        return ((drawn * 2 - 1) * scale).half()
-
-    return PackedExperts(trellis, signs(rows, rows**-0.5), signs(columns, 1.0), codebook)
 
 
 def random_layer(
@@ -42,15 +26,6 @@ def random_layer(
     up = random_experts(experts, hidden, intermediate, bits[1], codebook, generator)
     down = random_experts(experts, intermediate, hidden, bits[2], codebook, generator)
     return PackedLayer("test", gate, up, down, limit)
-
-
-@dataclass
-class Batch:
-    """x bf16 `[T, hidden]`, ids int32 `[T, k]`, weights fp32 `[T, k]`."""
-
-    x: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
 
 
 def random_batch(tokens: int, hidden: int, experts: int, top_k: int, seed: int = 0) -> Batch:
@@ -90,10 +65,3 @@ class DenseReference:
             share = batch.weights[token, choice].unsqueeze(1)
             output.index_add_(0, token, (gated * upped) @ down * share)
         return output
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    if not expected.numel():
-        return 0.0
-    return float((found.float() - expected).abs().max() / expected.abs().max().clamp(min=1e-12))

@@ -12,9 +12,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from glm53_exl3.bench_kernels.oracle import relative_error
 from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
 from glm53_exl3.kernels.interface import FixedWeights
-from gpu.layers import DenseReference, error, random_batch, random_layer
+from gpu.layers import DenseReference, random_batch, random_layer
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 256, 128, 6, 4
 
@@ -27,7 +28,7 @@ def main() -> None:
         batch = random_batch(tokens, HIDDEN, EXPERTS, TOP_K)
         batch.ids[::3, 1] = -1
         found = kernel(batch.x, batch.ids, batch.weights)
-        print(f"{tokens} tokens, error {error(found, DenseReference(layer)(batch)):.1e}")
+        print(f"{tokens} tokens, error {relative_error(found, DenseReference(layer)(batch)):.1e}")
     torch.cuda.synchronize()
 
 

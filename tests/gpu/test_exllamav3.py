@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glm53_exl3.bench_kernels.layers import Batch
+from glm53_exl3.bench_kernels.oracle import relative_error as error
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
 from glm53_exl3.kernels.interface import FixedWeights, PackedExperts, PackedLayer
 from glm53_exl3.kernels.select import build_kernel
 from glm53_exl3.kernels.settings import KernelSettings
-from gpu.layers import GLM, Batch, DenseReference, error, random_batch, random_layer
+from gpu.layers import GLM, DenseReference, random_batch, random_layer
 
 #: bf16 output alone is 2^-9 of a value; intermediates are fp16.
 TOLERANCE = 5e-3
@@ -49,7 +51,7 @@ def test_every_bit_rate_and_codebook(bits: int, codebook: str) -> None:
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 def test_types_of_activations_and_ids(small: PackedLayer, dtype: torch.dtype, ids: torch.dtype) -> None:
     batch = random_batch(9, HIDDEN, EXPERTS, TOP_K)
-    batch.x, batch.ids = batch.x.to(dtype), batch.ids.to(ids)
+    batch = Batch(batch.x.to(dtype), batch.ids.to(ids), batch.weights)
     found = run(ExllamaKernel(FixedWeights(small), 64), batch)
     assert found.dtype == dtype
     assert error(found, DenseReference(small)(batch)) < TOLERANCE

@@ -8,13 +8,11 @@ nothing without the routed experts.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import random
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +32,7 @@ from train import (
     from_uniform,
     learning_rate,
     read_faq,
+    read_options,
     sample,
     score_logits,
     vary,
@@ -186,14 +185,7 @@ def report(model: Glm5NextDemo) -> None:
 
 def main() -> None:
     """Train, save, and report on the checkpoint as saved, BF16 rounding included."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--report-only", action="store_true", help="only report on the checkpoint at --out")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = read_options(__doc__, steps=600)
     if not options.report_only:
         save(train(options.steps, options.seed, peak=2e-3), options.out)
         write_tokenizer(options.out)

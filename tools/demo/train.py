@@ -378,21 +378,27 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def main() -> None:
-    """Train, save, and report on the checkpoint as saved, BF16 rounding included."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_options(description: str | None, steps: int) -> argparse.Namespace:
+    """The command line of a trainer, whose torch then uses the threads that it names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--report-only", action="store_true", help="only print the tables of the checkpoint at --out")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if not args.report_only:
-        model = train(args.steps, args.seed, peak=2e-3, starve=0.1)
-        save(model, args.out, eos=END, pad=PAD)
-        write_tokenizer(args.out)
-    report(load(args.out))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
+
+
+def main() -> None:
+    """Train, save, and report on the checkpoint as saved, BF16 rounding included."""
+    options = read_options(__doc__, steps=400)
+    if not options.report_only:
+        model = train(options.steps, options.seed, peak=2e-3, starve=0.1)
+        save(model, options.out, eos=END, pad=PAD)
+        write_tokenizer(options.out)
+    report(load(options.out))
 
 
 if __name__ == "__main__":

@@ -141,12 +141,12 @@ struct Share {
     static __device__ __forceinline__ void multiply_tile_row(uint32_t address, const LaneBits<kBits>& bits, uint32_t mask, uint32_t first,
                                                              uint32_t second, float (&sum)[kTilesOfBlock][4]) {
         Activations doubled;
-        if constexpr (kHalvesApart<kCodebook, 1>) doubled.apart(first, second);
+        if constexpr (kHalvesApart<kCodebook>) doubled.apart(first, second);
 #pragma unroll
         for (int tile = 0; tile < kTilesOfBlock; ++tile) {
             uint32_t w[8];
             decode<kBits, kCodebook, true>(address + tile * kTileBytes, bits, mask, w);
-            if constexpr (kHalvesApart<kCodebook, 1>) {
+            if constexpr (kHalvesApart<kCodebook>) {
                 multiply(sum[tile], w[0], w[4], w[1], w[5], doubled.value[0], doubled.value[1]);
                 multiply(sum[tile], w[2], w[6], w[3], w[7], doubled.value[2], doubled.value[3]);
             } else {

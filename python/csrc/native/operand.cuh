@@ -40,9 +40,9 @@ __device__ __forceinline__ void decode(uint32_t address, const LaneBits<kBits>& 
 }
 
 // Whether the halves of a hash go to the tensor core unsummed, as two input rows with the same activation. That saves the sum,
-// which costs more than the second product as long as there are few rows.
-template <Codebook kCodebook, int kGroups>
-constexpr bool kHalvesApart = kCodebook != Codebook::kMul1 && kGroups <= 2;
+// which costs more than the second product as long as there are few rows: for the decode path.
+template <Codebook kCodebook>
+constexpr bool kHalvesApart = kCodebook != Codebook::kMul1;
 
 // Activations of one tile for a lane, as the B operand of one product or of two.
 struct Activations {

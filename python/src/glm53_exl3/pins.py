@@ -151,6 +151,11 @@ class Pins:
         return found
 
 
+def capabilities(arch_list: str) -> set[str]:
+    """Compute capabilities, as `12.1`, that an arch list such as `9.0a 12.1a` has code for."""
+    return {arch.rstrip("af") for arch in arch_list.replace(";", " ").split()}
+
+
 def _wheels(raw: Mapping[str, Any]) -> dict[str, dict[str, dict[str, WheelPin]]]:
     return {
         name: {

@@ -46,16 +46,17 @@ def random_layer(settings: KernelBenchSettings, number: int, device: torch.devic
     wide, narrow = shape.hidden, shape.intermediate
     return PackedLayer(
         f"random layer {number}",
-        _experts(shape.experts, wide, narrow, gate, codebook, generator),
-        _experts(shape.experts, wide, narrow, up, codebook, generator),
-        _experts(shape.experts, narrow, wide, down, codebook, generator),
+        random_experts(shape.experts, wide, narrow, gate, codebook, generator),
+        random_experts(shape.experts, wide, narrow, up, codebook, generator),
+        random_experts(shape.experts, narrow, wide, down, codebook, generator),
         settings.limit,
     )
 
 
-def _experts(
+def random_experts(
     experts: int, rows: int, columns: int, bits: int, codebook: Codebook, generator: torch.Generator
 ) -> PackedExperts:
+    """Experts `[rows, columns]` on the device of the generator."""
     trellis = torch.randint(
         -_HALF_WORD,
         _HALF_WORD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from glm53_exl3.pins import load_pins
+from glm53_exl3.pins import capabilities, load_pins
 from glm53_exl3.probes.catalogue import EXL3, EXTENSION, KPOOL, RIVALS
 from glm53_exl3.probes.environment import ENTRY_POINT
 from glm53_exl3.probes.interpreter import Fact, RuntimeFacts
@@ -71,16 +71,11 @@ def check_extension(facts: RuntimeFacts) -> CheckResult:
     if value["missing"]:
         return EXTENSION.fail(f"{value['file']} lacks {', '.join(value['missing'])}", build)
     archs, capability = str(value.get("arch_list", "")), facts.value("cuda").get("capability", "")
-    if archs and capability and capability not in compiled_for(archs):
+    if archs and capability and capability not in capabilities(archs):
         return EXTENSION.fail(
             f"{value['file']} has code for {archs}, none for this GPU of {capability}", f"{build}, with --arch"
         )
     return _arity(str(value["file"]), value["arity"], build)
-
-
-def compiled_for(archs: str) -> set[str]:
-    """Compute capabilities, as `12.1`, of an `arch_list` such as `9.0a 12.1a`."""
-    return {arch.rstrip("af") for arch in archs.replace(";", " ").split()}
 
 
 def _arity(file: str, arity: int | None, build: str) -> CheckResult:

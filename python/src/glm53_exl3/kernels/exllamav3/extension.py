@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Final
 
 from glm53_exl3.errors import KernelError
-from glm53_exl3.pins import load_pins
+from glm53_exl3.pins import capabilities, load_pins
 
 MODULE: Final = "glm53_exl3_exllamav3_ext"
 _FUNCTIONS: Final = ("exl3_moe", "exl3_moe_max_concurrency", "run_layer")
@@ -59,7 +59,7 @@ def require_arch(module: ModuleType, capability: tuple[int, int]) -> None:
     """
     found = str(module.arch_list)
     gpu = f"{capability[0]}.{capability[1]}"
-    if gpu not in {arch.rstrip("af") for arch in found.replace(";", " ").split()}:
+    if gpu not in capabilities(found):
         raise KernelError(
             "extension-other",
             f"{MODULE} has no code for this GPU",

@@ -72,11 +72,6 @@ class ExllamaKernel:
         return True
 
     @property
-    def scratch_bytes(self) -> int:
-        """Bytes of the scratch that all layers of this shape share."""
-        return self._workspace.shape.num_bytes
-
-    @property
     def rows(self) -> int:
         """Tokens of one launch."""
         return self._workspace.shape.rows

@@ -27,8 +27,9 @@ class AddressTables:
         self._source = source
         self._addresses = source.addresses()
         # Held: what the tables point to must not be given to somebody else.
-        self._held = _tensors(source.packed())
-        self._name = source.packed().name
+        layer = source.packed()
+        self._held = _tensors(layer)
+        self._name = layer.name
         self.tables = [torch.empty(len(one), dtype=torch.int64, device=one.device) for one in self._held]
         self._write()
 
