@@ -12,7 +12,12 @@ from glm53_exl3.pack.moe_layers import MoELayer
 from glm53_exl3.pins import load_pins
 
 #: Architectures whose routed experts this project was tested with; both pinned vLLMs have them.
-_TESTED: Final = ("Glm5NextForConditionalGeneration", "Glm4MoeForCausalLM", "Qwen3MoeForCausalLM")
+_TESTED: Final = (
+    "Glm5NextForConditionalGeneration",
+    "Glm5NextForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 #: What FlashInfer's sparse MLA of compute capability 12.x takes, the one such attention a GB10 has.
 _INDEX_TOPK: Final = 2048
 #: exllamav3's fused MoE kernel has no instances of `3inst`.
