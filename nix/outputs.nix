@@ -41,6 +41,7 @@ let
     aarch64-linux = programs.aarch64-linux ++ [
       "plugin"
       "exllamav3-extension"
+      "native-extension"
       "vllm-fork"
       "wheelhouse"
       "wheelhouse-upstream"

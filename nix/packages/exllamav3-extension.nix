@@ -1,99 +1,22 @@
-# The MoE kernels of exllamav3, compiled ahead of time for the GB10, as a wheel in a folder of its own.
+# The MoE kernels of exllamav3.
 {
   lib,
-  stdenv,
+  compiledExtension,
   # Source trees by the name of the flake's input.
   sources,
   pins,
-  python,
-  # Environment with the pinned torch and the CUDA libraries it was built against; its Python can import both.
-  torch,
-  # Root of CUDA 13.0 with nvcc.
-  cuda-home,
-  # A GCC that this nvcc accepts.
-  hostCompiler,
-  # The largest unit took 1.1 GB, and on a GB10 the GPU's memory is the same memory.
-  maxJobs ? 8,
 }:
-let
-  root = ../..;
-  # What the build script reads; other changes of the repository must not compile the kernels again.
-  wanted = [
-    "LICENSE"
-    "python/csrc/exllamav3"
-    "tools/exllamav3_extension"
-  ];
-  isWanted =
-    path: _type:
-    let
-      relative = lib.removePrefix "${toString root}/" (toString path);
-      isWithin = folder: inner: lib.hasPrefix "${folder}/" inner;
-    in
-    baseNameOf path != "__pycache__"
-    && builtins.any (
-      name: name == relative || isWithin name relative || isWithin relative name
-    ) wanted;
+compiledExtension {
+  product = "exllamav3";
+  arguments = "--source $kernels";
   module = "glm53_exl3_exllamav3_ext";
-in
-stdenv.mkDerivation {
-  pname = "glm53-exl3-exllamav3-extension";
+  check = ''(module.source_revision, module.arch_list, module.moe_arity), ("${pins.exllamav3.revision}", "${pins.gpu.arch_list}", ${toString pins.exllamav3.moe_arity})'';
   inherit (pins.exllamav3) version;
-  src = builtins.path {
-    path = root;
-    name = "glm53-exl3-extension-source";
-    filter = isWanted;
+  wanted = [ "python/csrc/exllamav3" ];
+  pinned = { inherit (pins) cuda torch gpu exllamav3; };
+  attributes = {
+    kernels = sources.exllamav3-src;
   };
-
-  nativeBuildInputs = [ python ];
-  # The linker of nixpkgs would write the folder of this torch into the module, and every runtime would keep it.
-  NIX_DONT_SET_RPATH = "1";
-  disallowedReferences = [ torch ];
-  kernels = sources.exllamav3-src;
-  # The pins that matter, so that a new pack or runtime is no reason to compile.
-  pinned = builtins.toJSON { inherit (pins) cuda torch gpu exllamav3; };
-  passAsFile = [ "pinned" ];
-  # Dates in the wheel; the first that a zip file can hold.
-  SOURCE_DATE_EPOCH = "315532800";
-
-  dontConfigure = true;
-  buildPhase = ''
-    runHook preBuild
-    jobs=''${NIX_BUILD_CORES:-1}
-    if [ "$jobs" -lt 1 ] || [ "$jobs" -gt ${toString maxJobs} ]; then jobs=${toString maxJobs}; fi
-    PYTHONDONTWRITEBYTECODE=1 python3 tools/exllamav3_extension/build.py \
-      --source $kernels --pins "$pinnedPath" --arch "${pins.gpu.arch_list}" --jobs "$jobs" --output build --wheel \
-      --cuda-home ${cuda-home} --host-compiler ${hostCompiler}/bin/g++ \
-      --torch ${torch}/${python.sitePackages}/torch --python-include ${python}/include/python${python.pythonVersion}
-    runHook postBuild
-  '';
-
-  # Importing needs no driver: CUDA is only touched by the first call.
-  doCheck = true;
-  checkPhase = ''
-    runHook preCheck
-    python3 -m zipfile -e build/*.whl unpacked
-    if readelf -d unpacked/*.so | grep -F /nix/store; then
-      echo "error: store-path: the module looks for libraries in the store instead of beside itself" >&2
-      exit 1
-    fi
-    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=unpacked ${torch}/bin/python3 -c '
-    import torch, ${module} as module
-    found = module.source_revision, module.arch_list, module.moe_arity
-    expected = "${pins.exllamav3.revision}", "${pins.gpu.arch_list}", ${toString pins.exllamav3.moe_arity}
-    assert found == expected, f"the module says {found}, the pins say {expected}"
-    '
-    runHook postCheck
-  '';
-
-  # build.json and resources.md say what was compiled with what, and the registers and spills of each kernel.
-  installPhase = ''
-    runHook preInstall
-    mkdir -p $out
-    cp build/*.whl build/build.json build/resources.md $out/
-    runHook postInstall
-  '';
-
-  passthru = { inherit module; };
   meta = {
     description = "MoE kernels of exllamav3 ${pins.exllamav3.version} for ${pins.gpu.name}, as a wheel";
     homepage = "https://github.com/${pins.exllamav3.repository}";
@@ -102,6 +25,5 @@ stdenv.mkDerivation {
       lib.licenses.mit
       lib.licenses.asl20
     ];
-    platforms = [ "aarch64-linux" ];
   };
 }

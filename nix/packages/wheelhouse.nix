@@ -5,6 +5,7 @@
   python,
   plugin,
   exllamav3-extension,
+  native-extension,
   vllm-fork,
   stdenv,
   # `fork`, or `upstream` for one that is made without compiling vLLM.
@@ -17,6 +18,7 @@ let
   built = [
     plugin
     exllamav3-extension
+    native-extension
   ]
   ++ lib.optional isFork vllm-fork;
 

@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec(MODULE) is None,
-    reason=f"needs a GPU and {MODULE}: tools/exllamav3_extension/build.py",
+    reason=f"needs a GPU and {MODULE}: tools/extension/build.py",
 )
 
 

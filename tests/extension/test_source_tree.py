@@ -20,7 +20,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def refused(tree: Path, *arguments: str) -> str:
-    done = build("--source", tree, "--output", tree / "out", "--check", *arguments)
+    done = build("exllamav3", "--source", tree, "--output", tree / "out", "--check", *arguments)
     assert done.returncode == 1, done.stdout
     assert not (tree / "out").exists()
     assert "\nhint: " in done.stderr
@@ -28,7 +28,7 @@ def refused(tree: Path, *arguments: str) -> str:
 
 
 def test_a_whole_tree_passes_and_names_the_pinned_revision(tree: Path) -> None:
-    done = build("--source", tree, "--output", tree / "out", "--check")
+    done = build("exllamav3", "--source", tree, "--output", tree / "out", "--check")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"kernels of turboderp-org/exllamav3 1.4.4, {PINS['exllamav3']['revision']}: 24 units\n"
 
@@ -68,7 +68,7 @@ def test_another_release_is_refused_unless_it_is_named(tree: Path) -> None:
     assert message.startswith("error: tree-version:")
     assert "  expected: 1.4.4\n  found: 1.4.5\n" in message
     assert "--revision 1.4.5" in message
-    named = build("--source", tree, "--output", tree / "out", "--check", "--revision", "v1.4.5")
+    named = build("exllamav3", "--source", tree, "--output", tree / "out", "--check", "--revision", "v1.4.5")
     assert named.returncode == 0
     assert "exllamav3 1.4.5, v1.4.5:" in named.stdout
 
@@ -90,5 +90,5 @@ def test_x86_code_behind_an_include_is_refused(tree: Path) -> None:
 def test_the_pins_can_be_the_part_that_matters(tree: Path, tmp_path: Path) -> None:
     part = {key: PINS[key] for key in ("cuda", "torch", "gpu", "exllamav3")}
     (tmp_path / "pins.json").write_text(json.dumps(part))
-    done = build("--source", tree, "--output", tree, "--check", "--pins", tmp_path / "pins.json")
+    done = build("exllamav3", "--source", tree, "--output", tree, "--check", "--pins", tmp_path / "pins.json")
     assert done.returncode == 0, done.stderr

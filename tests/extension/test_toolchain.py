@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from extension.building import STUB, build
+from extension.building import STUB, TOOL, build
 
 NVCC = """#!/bin/sh
 case "$1" in
   --version) echo 'Cuda compilation tools, release {release}, V{release}.88' ;;
-  --list-gpu-arch) printf 'compute_90\\ncompute_100\\ncompute_120\\ncompute_121\\n' ;;
+  --list-gpu-arch) printf 'compute_75\\ncompute_90\\ncompute_100\\ncompute_120\\ncompute_121\\n' ;;
   *) while [ $# -gt 1 ]; do [ "$1" = -o ] && object=$2; last=$1; shift; done
      {compile} ;;
 esac
@@ -60,7 +61,7 @@ class Build:
     def run(self, *flags: str, **changes: Path | str | None) -> tuple[int, str, str]:
         options = {**self.options, **{f"--{key.replace('_', '-')}": value for key, value in changes.items()}}
         arguments = [part for key, value in options.items() if value is not None for part in (key, value)]
-        done = build("--objects-only", *arguments, *flags)
+        done = build("exllamav3", "--objects-only", *arguments, *flags)
         return done.returncode, done.stdout, done.stderr
 
 
@@ -119,6 +120,13 @@ def test_a_capability_that_the_compiler_does_not_know(attempt: Build, arch: str)
     assert "9.0, 10.0, 12.0, 12.1" in err
 
 
+def test_a_capability_that_the_kernels_are_too_new_for(attempt: Build) -> None:
+    code, _, err = attempt.run(arch="7.5 12.1a")
+    assert code == 1
+    assert err.startswith("error: arch-too-old: the kernels need more than a GPU of compute capability 7.5 has\n")
+    assert "\n  expected: 8.0 or newer\n" in err
+
+
 def test_several_capabilities_are_taken(attempt: Build) -> None:
     code, out, err = attempt.run(arch="9.0a 12.1a")
     assert code == 0, err
@@ -166,7 +174,7 @@ def test_a_unit_that_does_not_compile_is_named_with_its_message_and_command(atte
 
 def test_libraries_are_asked_for_before_anything_is_compiled(attempt: Build) -> None:
     options = [part for key, value in attempt.options.items() if key != "--units" for part in (key, value)]
-    done = build(*options)
+    done = build("exllamav3", *options)
     assert done.returncode == 1
     assert done.stderr.startswith("error: torch-headers: ")
     assert "has no lib/libc10_cuda.so; it is a build without CUDA" in done.stderr
@@ -174,7 +182,7 @@ def test_libraries_are_asked_for_before_anything_is_compiled(attempt: Build) -> 
     libraries.mkdir()
     for name in ("libc10_cuda.so", "libtorch_python.so"):
         (libraries / name).touch()
-    done = build(*options)
+    done = build("exllamav3", *options)
     assert done.stderr.startswith("error: cudart-missing: no libcudart.so.13 in ")
     assert not attempt.output.exists()
 
@@ -183,10 +191,56 @@ def test_libraries_are_asked_for_before_anything_is_compiled(attempt: Build) -> 
     "flags", [("--units", "binding"), ("--wheel", "--objects-only"), ("--jobs", "0"), ("--jobs", "many")]
 )
 def test_options_that_contradict_are_wrong_usage(flags: tuple[str, ...]) -> None:
-    assert build("--source", STUB, "--output", "out", *flags).returncode == 2
+    assert build("exllamav3", "--source", STUB, "--output", "out", *flags).returncode == 2
 
 
 def test_a_unit_that_does_not_exist(attempt: Build) -> None:
     code, _, err = attempt.run(units="exl3_gemm")
     assert code == 1
     assert err.startswith("error: unit-unknown: no unit is called exl3_gemm\n")
+
+
+def test_our_own_kernels_are_compiled_without_fast_arithmetic_and_know_what_they_are(tmp_path: Path) -> None:
+    options = [*Build(tmp_path).options.items()]
+    arguments = [part for key, value in options if key not in ("--source", "--units") for part in (key, value)]
+    broken = toolkit(tmp_path / "broken", compile="exit 2")
+    done = build("native", "--objects-only", *arguments, "--cuda-home", broken, "--units", "variant_k2_mcg")
+    assert done.returncode == 1
+    assert re.match(r"kernels of glm53-exl3 \d\S+: \d+ units\n", done.stdout)
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    assert "-std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_121a,code=sm_121a" in command
+    assert "fast_math" not in command
+    assert "exllamav3" not in command
+
+
+def test_a_table_of_our_own_kernels_names_their_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOL))
+    import resources
+    import tables
+
+    space = "_ZN10glm53_exl36native"
+    names = [
+        f"{space}7gate_upILi2ELNS0_8CodebookE0ELi16ELi4ELi1EEEvNS0_10DecodeCallE",
+        f"{space}8down_allILi0ELNS0_8CodebookE2ELi56ELi1EEEvNS0_11PrefillCallE",
+        *[f"{space}4sortENS0_11PrefillCallE"] * 2,
+        "_Z15exl3_moe_kernelILi2ELi128ELi1EEEv",
+    ]
+    kernels = [resources.KernelResources(name, "sm_121a", 113, 8, 4, 12, 4160) for name in names]
+    assert tables.native_table(kernels).splitlines()[2:] == [
+        "| down_all | at run time | 3inst | up to 56 rows | sm_121a | 113 | 8 | 4 | 12 | 4160 |",
+        "| gate_up | 2 | mcg | 16 warps, 4 stages | sm_121a | 113 | 8 | 4 | 12 | 4160 |",
+        "| sort |  |  |  | sm_121a | 113 | 8 | 4 | 12 | 4160 |",
+    ]
+
+
+def test_spills_of_called_functions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOL))
+    import resources
+
+    frames = ("0 bytes stack frame, 0 bytes spill stores, 0", "16 bytes stack frame, 12 bytes spill stores, 20")
+    text = "ptxas info    : Compiling entry function 'kernel' for 'sm_121a'\n" + "".join(
+        f"ptxas info    : Function properties for {name}\n    {frame} bytes spill loads\n"
+        for name, frame in zip(("kernel", "called"), frames, strict=True)
+    )
+    text += "ptxas info    : Used 128 registers, used 1 barriers, 16 bytes smem\n"
+    assert resources.read_ptxas(text) == [resources.KernelResources("kernel", "sm_121a", 128, 16, 12, 20, 16)]

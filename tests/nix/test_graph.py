@@ -82,14 +82,15 @@ def test_two_runtimes_differ_in_vllm_and_flashinfer_and_share_torch(tree: Path) 
 
 def test_upstream_compiles_kernels_and_no_vllm(tree: Path) -> None:
     names = {each["env"].get("pname") for each in graph(tree, "serve-upstream").values()}
-    assert "glm53-exl3-exllamav3-extension" in names
+    assert names >= {"glm53-exl3-exllamav3-extension", "glm53-exl3-native-extension"}
     assert "vllm-fork" not in names
 
 
 def test_demo_and_preflight_need_no_gpu_code(tree: Path) -> None:
     for package in ("demo", "preflight", "fetch"):
         names = {each["env"].get("pname") for each in graph(tree, package).values()}
-        assert not names & {"glm53-exl3-exllamav3-extension", "vllm-fork", "glm53-exl3-cuda-home"}, package
+        assert not any(str(name).endswith("-extension") for name in names), package
+        assert not names & {"vllm-fork", "glm53-exl3-cuda-home"}, package
 
 
 def test_preflight_is_small(tree: Path) -> None:
@@ -102,6 +103,14 @@ def test_kernels_are_compiled_for_the_gb10_from_the_pinned_tree(tree: Path) -> N
     assert extension["version"] == PINS["exllamav3"]["version"]
     assert Path(extension["kernels"]).name.endswith("-source")
     assert json.loads(extension["pinned"])["exllamav3"]["revision"] == PINS["exllamav3"]["revision"]
+
+
+def test_our_own_kernels_are_compiled_for_the_gb10_as_the_version_of_the_plugin(tree: Path) -> None:
+    derivations = graph(tree, "serve")
+    extension = one(derivations, "glm53-exl3-native-extension")["env"]
+    assert re.search(r'build\.py native +\\\n +--pins "\$pinnedPath" --arch "12\.1a"', extension["buildPhase"])
+    assert extension["version"] == one(derivations, "glm53-exl3")["env"]["version"]
+    assert set(json.loads(extension["pinned"])) == {"cuda", "torch", "gpu"}
 
 
 def test_fork_is_compiled_for_the_gb10_without_network_and_within_memory(tree: Path) -> None:
@@ -142,8 +151,9 @@ def test_compiler_of_the_fork_is_set_where_stdenv_cannot_undo_it(tree: Path) -> 
     )
 
 
-def test_kernels_keep_no_path_into_the_store(tree: Path) -> None:
-    extension = one(graph(tree, "serve"), "glm53-exl3-exllamav3-extension")["env"]
+@pytest.mark.parametrize("product", ["exllamav3", "native"])
+def test_kernels_keep_no_path_into_the_store(tree: Path, product: str) -> None:
+    extension = one(graph(tree, "serve"), f"glm53-exl3-{product}-extension")["env"]
     assert extension["NIX_DONT_SET_RPATH"] == "1"
     assert extension["disallowedReferences"].endswith("-glm53-exl3-environment-torch-0")
 

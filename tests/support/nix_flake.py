@@ -28,7 +28,7 @@ PROGRAMS = {
 }
 PACKAGES = {
     "aarch64-linux": PROGRAMS["aarch64-linux"]
-    | {"plugin", "exllamav3-extension", "vllm-fork", "wheelhouse", "wheelhouse-upstream"},
+    | {"plugin", "exllamav3-extension", "native-extension", "vllm-fork", "wheelhouse", "wheelhouse-upstream"},
     "x86_64-linux": PROGRAMS["x86_64-linux"] | {"plugin"},
 }
 #: Folders and files that the flake reads.

@@ -20,13 +20,14 @@ from support.programs import require_program
 from support.tiny_wheels import write_wheel
 
 BUILT = {
-    "wheelhouse": ["glm53-exl3-0", "glm53-exl3-exllamav3-extension", "vllm-fork-0"],
-    "wheelhouse-upstream": ["glm53-exl3-0", "glm53-exl3-exllamav3-extension"],
+    "wheelhouse": ["glm53-exl3-0", "glm53-exl3-exllamav3-extension", "glm53-exl3-native-extension", "vllm-fork-0"],
+    "wheelhouse-upstream": ["glm53-exl3-0", "glm53-exl3-exllamav3-extension", "glm53-exl3-native-extension"],
 }
 #: What each would hold: distribution, tags, and licence files where they are other than one.
 WHEELS = {
     "glm53-exl3-0": ("glm53-exl3", "py3-none-any", {}),
     "glm53-exl3-exllamav3-extension": ("glm53_exl3_exllamav3_ext", "cp312-cp312-linux_aarch64", None),
+    "glm53-exl3-native-extension": ("glm53_exl3_kernels", "cp312-cp312-linux_aarch64", None),
     "vllm-fork-0": ("vllm", "cp38-abi3-linux_aarch64", None),
 }
 

@@ -1,7 +1,7 @@
 // Python module of the kernels of exllamav3 that the plugin calls, and of nothing else of it.
 //
 // The kernels are compiled from a tree of turboderp-org/exllamav3 that is not part of this repository; this file only
-// names them to Python. tools/exllamav3_extension/build.py defines the three macros below.
+// names them to Python. tools/extension/build.py defines the three macros below.
 #include <cstddef>
 #include <torch/csrc/utils/pybind.h>
 
@@ -11,7 +11,7 @@
 #include "quant/reconstruct.cuh"
 
 #if !defined(GLM53_EXL3_SOURCE_REVISION) || !defined(GLM53_EXL3_ARCH_LIST) || !defined(GLM53_EXL3_MOE_ARITY)
-#error "build this file with tools/exllamav3_extension/build.py, which defines what it was built from and for"
+#error "build this file with tools/extension/build.py, which defines what it was built from and for"
 #endif
 
 namespace {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from failure import BuildError
-from pinned import Pinned
+from pinned import KernelSource
 
 _BITS: Final = range(1, 9)
 #: In exllamav3's words: cb1 is the codebook mcg, cb2 is mul1.
@@ -50,7 +50,7 @@ class SourceTree:
     licence: str
 
 
-def open_tree(root: Path, pinned: Pinned, revision: str | None) -> SourceTree:
+def open_tree(root: Path, pinned: KernelSource, revision: str | None) -> SourceTree:
     """Check a tree before anything is compiled.
 
     Args:
@@ -62,14 +62,14 @@ def open_tree(root: Path, pinned: Pinned, revision: str | None) -> SourceTree:
         BuildError: not such a tree, another release, units missing, x86 code, another number of arguments.
     """
     kernels = root / "exllamav3" / "exllamav3_ext"
-    clone = f"git clone https://github.com/{pinned.source} TREE; git -C TREE checkout {pinned.revision}"
+    clone = f"git clone https://github.com/{pinned.repository} TREE; git -C TREE checkout {pinned.revision}"
     units = tuple(unit for names in UNIT_SETS.values() for unit in names)
     missing = [name for name in (_HEADER, *units) if not (kernels / name).is_file()]
     if missing:
         raise BuildError(
             "tree-kernels",
             f"{root} lacks {len(missing)} of {len(units) + 1} files of the kernels, first {missing[0]}",
-            expected=f"a tree of {pinned.source} {pinned.version}",
+            expected=f"a tree of {pinned.repository} {pinned.version}",
             hint=clone,
         )
     version = _version(root, pinned, clone)
@@ -100,7 +100,7 @@ def count_parameters(header: str) -> int:
     return parameters.count(",") + 1 if parameters else 0
 
 
-def _version(root: Path, pinned: Pinned, clone: str) -> str:
+def _version(root: Path, pinned: KernelSource, clone: str) -> str:
     file = root / "exllamav3" / "version.py"
     found = re.search(r"__version__\s*=\s*[\"']([^\"']+)", file.read_text(encoding="utf-8")) if file.is_file() else None
     if found is None:
@@ -123,7 +123,7 @@ def _refuse_x86(kernels: Path, units: Iterable[str]) -> None:
                 "tree-x86",
                 f"{file} needs an x86 compiler",
                 found=found.group().decode(),
-                hint="leave the file out of UNIT_SETS in tools/exllamav3_extension/source_tree.py",
+                hint="leave the file out of UNIT_SETS in tools/extension/source_tree.py",
             )
         waiting += [file.parent / name.decode() for name in re.findall(rb'#\s*include\s+"([^"]+)"', text)]
 

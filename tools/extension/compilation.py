@@ -14,16 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from failure import BuildError
-from pinned import REPOSITORY, Pinned
+from product import Product
 from resources import KernelResources, read_ptxas
-from source_tree import SourceTree
 from toolchain import Toolchain
 
-MODULE: Final = "glm53_exl3_exllamav3_ext"
-BINDING: Final = "binding.cpp"
-#: Ours: the module, a layer's call, and the kernels around exllamav3's.
-OWN_UNITS: Final = (BINDING, "layer.cpp", "routing.cu")
-SOURCES: Final = REPOSITORY / "python" / "csrc" / "exllamav3"
 #: The largest unit took 1.1 GB; the rest is left for what else runs on a machine whose GPU shares the memory.
 _MEMORY_A_JOB: Final = 4 << 30
 _LIBRARIES: Final = ("c10", "c10_cuda", "torch_cpu", "torch_python")
@@ -36,7 +30,7 @@ class Compiled:
     """One object file.
 
     Attributes:
-        unit: its source, relative to the kernels, or `binding.cpp`.
+        unit: its source, relative to the folder that it is compiled in.
         object: the file.
         seconds: how long it took.
         kernels: GPU code in it.
@@ -65,29 +59,29 @@ def default_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), by_memory))
 
 
-def plan_jobs(
-    tree: SourceTree, toolchain: Toolchain, pinned: Pinned, codes: Sequence[str], arch_list: str, objects: Path
-) -> list[Job]:
-    """A job for every unit, ours first: an error in what is ours shows at once.
+def plan_jobs(product: Product, toolchain: Toolchain, codes: Sequence[str], arch_list: str, objects: Path) -> list[Job]:
+    """A job for every unit, in the product's order.
 
     Args:
         codes: capabilities as nvcc writes them, as `121a`.
         arch_list: the same as the module says it, as `12.1a`.
         objects: folder for the objects.
     """
-    defines = (
-        f'-DGLM53_EXL3_SOURCE_REVISION="{tree.revision}"',
-        f'-DGLM53_EXL3_ARCH_LIST="{arch_list}"',
-        f"-DGLM53_EXL3_MOE_ARITY={pinned.moe_arity}",
+    defines = {**product.defines, "GLM53_EXL3_ARCH_LIST": f'"{arch_list}"'}
+    includes = _includes(product, toolchain)
+    host = (
+        *(toolchain.host_compiler, *_host_flags(product, toolchain)),
+        *(f"-D{name}={text}" for name, text in defines.items()),
+        *(f"-I{folder}" for folder in product.host_headers),
+        *includes,
     )
-    host = (toolchain.host_compiler, *_host_flags(toolchain), *defines, f"-I{tree.kernels}", *_includes(toolchain))
-    device = (str(toolchain.nvcc), *_nvcc_flags(toolchain, codes), "-I.", *_includes(toolchain))
+    device = (str(toolchain.nvcc), *_nvcc_flags(product, toolchain, codes), "-I.", *includes)
     jobs: list[Job] = []
-    for folder, units in ((SOURCES, OWN_UNITS), (tree.kernels, tree.units)):
-        for unit in units:
+    for units in product.units:
+        for unit in units.names:
             target = objects / f"{Path(unit).stem}.o"
             command = device if unit.endswith(".cu") else host
-            jobs.append(Job(unit, target, (*command, "-c", unit, "-o", str(target)), folder))
+            jobs.append(Job(unit, target, (*command, "-c", unit, "-o", str(target)), units.folder))
     return jobs
 
 
@@ -129,6 +123,8 @@ def link(compiled: Sequence[Compiled], toolchain: Toolchain, target: Path) -> No
         *(str(one.object) for one in compiled),
         *(f"-L{toolchain.torch / 'lib'}", *(f"-l{name}" for name in _LIBRARIES)),
         *(f"-L{toolchain.cudart.parent}", f"-l:{toolchain.cudart.name}"),
+        # By name: some compilers link a static one in, whose streams fail beside torch's when a check prints a number.
+        "-l:libstdc++.so.6",
         # --no-undefined would refuse Python's symbols too; as warnings they can be told apart.
         *("-Wl,--no-undefined", "-Wl,--warn-unresolved-symbols", "-Wl,-z,now", "-Wl,--build-id=none"),
         # Local symbols are left out: nvcc puts the random names of its temporary files there.
@@ -148,7 +144,7 @@ def link(compiled: Sequence[Compiled], toolchain: Toolchain, target: Path) -> No
         raise BuildError(
             "link-undefined",
             f"{len(unknown)} symbols of {target.name} are in no library, first {unknown[0]}",
-            hint="check that --torch and --source are the pinned ones",
+            hint="check that torch, and the tree of --source, are the pinned ones",
         )
 
 
@@ -170,10 +166,9 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def _includes(toolchain: Toolchain) -> tuple[str, ...]:
+def _includes(product: Product, toolchain: Toolchain) -> tuple[str, ...]:
     return (
-        # Before all others: these headers stand in for ones of torch and cuBLAS.
-        f"-I{SOURCES / 'compat'}",
+        *(f"-I{folder}" for folder in product.headers),
         *("-isystem", str(toolchain.torch / "include")),
         *("-isystem", str(toolchain.torch / "include" / "torch" / "csrc" / "api" / "include")),
         *("-isystem", str(toolchain.python_include)),
@@ -186,7 +181,7 @@ def _prefix_map(toolchain: Toolchain) -> str:
     return f"-ffile-prefix-map={toolchain.torch.parent}=."
 
 
-def _host_flags(toolchain: Toolchain) -> tuple[str, ...]:
+def _host_flags(product: Product, toolchain: Toolchain) -> tuple[str, ...]:
     # exllamav3 asks for -Ofast: a library linked with that makes the whole process round small numbers to zero.
     return (
         "-std=c++20",
@@ -194,17 +189,15 @@ def _host_flags(toolchain: Toolchain) -> tuple[str, ...]:
         "-fPIC",
         "-fvisibility=hidden",
         _prefix_map(toolchain),
-        f"-DTORCH_EXTENSION_NAME={MODULE}",
+        f"-DTORCH_EXTENSION_NAME={product.module}",
     )
 
 
-def _nvcc_flags(toolchain: Toolchain, codes: Sequence[str]) -> tuple[str, ...]:
+def _nvcc_flags(product: Product, toolchain: Toolchain, codes: Sequence[str]) -> tuple[str, ...]:
     return (
-        *("-ccbin", toolchain.host_compiler, "-std=c++20", "-O3", "--use_fast_math", "--expt-relaxed-constexpr"),
+        *("-ccbin", toolchain.host_compiler, "-std=c++20", "-O3", "--expt-relaxed-constexpr", *product.nvcc_flags),
         *(f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes),
         *("-Xcompiler", f"-fPIC,-fvisibility=hidden,{_prefix_map(toolchain)}"),
-        # Unused variables and a device class that inherits nothing, as exllamav3's own build silences.
-        *("-Xcudafe", "--diag_suppress=177", "-Xcudafe", "--diag_suppress=20012"),
         *("-Xptxas", "-v"),
-        f"-DTORCH_EXTENSION_NAME={MODULE}",
+        f"-DTORCH_EXTENSION_NAME={product.module}",
     )

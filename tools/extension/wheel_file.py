@@ -10,43 +10,39 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from compilation import MODULE
 from failure import BuildError
-from pinned import REPOSITORY, Pinned
-from source_tree import SourceTree
+from pinned import Pinned
+from product import Product
 from toolchain import Toolchain
 
 #: The first moment that a zip file can name.
 _EARLIEST: Final = 315532800
-_LICENCE: Final = REPOSITORY / "LICENSE"
 
 
-def write_wheel(module: Path, tree: SourceTree, toolchain: Toolchain, pinned: Pinned, folder: Path) -> Path:
+def write_wheel(module: Path, product: Product, toolchain: Toolchain, pinned: Pinned, folder: Path) -> Path:
     """Write the wheel of a linked module into `folder`, dated by SOURCE_DATE_EPOCH.
 
     Raises:
         BuildError: the tree has no licence, without which its kernels must not be handed on.
     """
-    if not tree.licence:
+    if not all(product.licences.values()):
         raise BuildError(
             "tree-licence",
             "the tree has no LICENSE, which has to go with the kernels",
-            hint=f"take the whole tree of {pinned.source}",
+            hint="take the whole tree, as docs/extension.md says",
         )
-    version = tree.version.replace("-", "+", 1)
     tag = f"{toolchain.python_tag}-{toolchain.python_tag}-linux_{toolchain.machine}"
-    information = f"{MODULE}-{version}.dist-info"
+    information = f"{product.module}-{product.version}.dist-info"
     members: dict[str, bytes] = {
         module.name: module.read_bytes(),
-        f"{information}/METADATA": _metadata(tree, toolchain, pinned, version).encode(),
-        f"{information}/WHEEL": _wheel(tag).encode(),
-        f"{information}/licenses/exllamav3/LICENSE": tree.licence.encode(),
-        f"{information}/licenses/glm53-exl3/LICENSE": _LICENCE.read_bytes(),
+        f"{information}/METADATA": _metadata(product, toolchain, pinned).encode(),
+        f"{information}/WHEEL": _wheel(product, tag).encode(),
+        **{f"{information}/licenses/{name}": text.encode() for name, text in product.licences.items()},
     }
     record = f"{information}/RECORD"
     rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in members.items()]
     members[record] = "\n".join([*rows, f"{record},,", ""]).encode()
-    path = folder / f"{MODULE}-{version}-{tag}.whl"
+    path = folder / f"{product.module}-{product.version}-{tag}.whl"
     moment = time.gmtime(max(_EARLIEST, int(os.environ.get("SOURCE_DATE_EPOCH", _EARLIEST))))[:6]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
@@ -57,28 +53,27 @@ def write_wheel(module: Path, tree: SourceTree, toolchain: Toolchain, pinned: Pi
     return path
 
 
-def _metadata(tree: SourceTree, toolchain: Toolchain, pinned: Pinned, version: str) -> str:
+def _metadata(product: Product, toolchain: Toolchain, pinned: Pinned) -> str:
     numbers = toolchain.python_tag.removeprefix("cp")
     return "\n".join(
         [
             "Metadata-Version: 2.4",
-            f"Name: {MODULE.replace('_', '-')}",
-            f"Version: {version}",
-            f"Summary: MoE kernels of exllamav3 {tree.version} for glm53-exl3, compiled ahead of time",
-            "License-Expression: MIT AND Apache-2.0",
-            "License-File: exllamav3/LICENSE",
-            "License-File: glm53-exl3/LICENSE",
+            f"Name: {product.module.replace('_', '-')}",
+            f"Version: {product.version}",
+            f"Summary: {product.summary}",
+            f"License-Expression: {product.licence}",
+            *(f"License-File: {name}" for name in product.licences),
             f"Requires-Python: =={numbers[0]}.{numbers[1:]}.*",
             f"Requires-Dist: torch=={pinned.torch}",
             "",
-            f"Kernels of {pinned.source} at {tree.revision} (MIT), with a binding of glm53-exl3 (Apache-2.0).",
+            product.description,
             "",
         ]
     )
 
 
-def _wheel(tag: str) -> str:
-    return f"Wheel-Version: 1.0\nGenerator: {MODULE}\nRoot-Is-Purelib: false\nTag: {tag}\n"
+def _wheel(product: Product, tag: str) -> str:
+    return f"Wheel-Version: 1.0\nGenerator: {product.module}\nRoot-Is-Purelib: false\nTag: {tag}\n"
 
 
 def _digest(data: bytes) -> str:

@@ -10,9 +10,13 @@ import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from failure import BuildError
 from pinned import Pinned
+
+#: Asynchronous copies to shared memory and products of 16 by 8 by 16, which all our kernels use, came with 8.0.
+_OLDEST: Final = 80
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def check_arch(toolchain: Toolchain, arch_list: str) -> tuple[str, ...]:
     """Compute capabilities of `arch_list` as nvcc writes them: `12.1a` gives `121a`.
 
     Raises:
-        BuildError: empty, not a capability, or not one of this compiler.
+        BuildError: empty, not a capability, not one of this compiler, or older than the kernels need.
     """
     known = re.findall(r"compute_(\d+)", _run(str(toolchain.nvcc), "--list-gpu-arch", missing="nvcc"))
     # The suffixes for one chip (a) and its family (f) are not in nvcc's list; they exist from 9.0 on.
@@ -104,7 +108,15 @@ def check_arch(toolchain: Toolchain, arch_list: str) -> tuple[str, ...]:
             raise BuildError(
                 "arch-unknown",
                 f"nvcc {toolchain.nvcc_release} cannot compile for {word or 'nothing'}",
-                expected=", ".join(f"{one[:-1]}.{one[-1]}" for one in known) + ", or one of 9.0 and newer with a or f",
+                expected=", ".join(f"{one[:-1]}.{one[-1]}" for one in known if int(one) >= _OLDEST)
+                + ", or one of 9.0 and newer with a or f",
+                hint="--arch 12.1a for a GB10",
+            )
+        if int(parts[1] + parts[2]) < _OLDEST:
+            raise BuildError(
+                "arch-too-old",
+                f"the kernels need more than a GPU of compute capability {word} has",
+                expected="8.0 or newer",
                 hint="--arch 12.1a for a GB10",
             )
         codes.append("".join(parts.groups()))
