@@ -5,14 +5,12 @@
 
 #include <cstdint>
 
+#include "sizes.h"
 #include "trellis.cuh"
 
 namespace glm53_exl3::native {
 
 enum Projection { kGate, kUp, kDown };
-
-constexpr int kColumns = 128;  // of one block: what a Hadamard transform spans
-constexpr int kTile = 16;
 
 // One MoE layer on this device. Tables hold the address of each expert's tensor, int64 [experts].
 struct Layer {
@@ -46,16 +44,14 @@ struct Batch {
 // Stands for the rate that a kernel reads for each expert instead of being compiled for.
 constexpr int kAnyBits = 0;
 
-// Choices of a decode step; a block keeps the rows of its expert in shared memory.
-constexpr int kMaxDecodeChoices = 1024;
-constexpr int kTileRows = 64;         // of the highest tile
-
 struct DecodeScratch {
     __half* rotated[2];  // [choices, hidden], gate and up
     __half* between;     // [choices, intermediate]
     float* part;         // [choices, hidden]
     int* arrived;        // [tokens, hidden / 128], all 0 between calls
-    int* ready;          // [2, kMaxDecodeChoices], all 0 between calls: blocks of gate_up, and of down, that are done
+    int* ready;          // [2, kMaxDecodeChoices], all 0 between calls: blocks of gate_up, and of down, that are done; null: wait for all
+    float* piece;        // [kMostUnits, 2, 128]: sums of gate and of up over a piece of the input
+    int* met;            // [kMostUnits], all 0 between calls: pieces that are there
 };
 
 struct DecodeCall {
@@ -63,20 +59,16 @@ struct DecodeCall {
     Batch batch;
     DecodeScratch scratch;
     uint32_t mask;  // kSumMask
-};
-
-struct RowTile {
-    int expert;
-    int first;  // row
-    int rows;
+    int split;      // pieces of the input of gate and up, a block each
 };
 
 struct PrefillScratch {
     int* token;            // [choices] of each row
     int* expert;           // [choices] of each row
     int* row;              // [choices] of each choice, -1 for none
-    RowTile* tile;         // [choices / 64 + experts + 1]
-    int* count;            // tiles, rows
+    RowTile* tall;         // [most_tall_tiles]
+    RowTile* tile;         // [most_short_tiles]
+    int* count;            // short tiles, tall tiles, rows
     __half* rotated[2];    // [choices, hidden]; the first also takes the sums of down, when gate_up_all is done with it
     __half* between;       // [choices, intermediate]
 };

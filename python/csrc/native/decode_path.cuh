@@ -10,15 +10,9 @@
 
 #include "call.cuh"
 #include "hadamard.cuh"
-#include "machine.cuh"
-#include "operand.cuh"
+#include "share.cuh"
 
 namespace glm53_exl3::native {
-
-constexpr int kRowsAtOnce = 8;        // columns of the B operand
-constexpr int kTilesOfBlock = kColumns / kTile;
-constexpr int kStageTiles = 2;        // along the input, of one stage of a warp's ring
-constexpr int kPitch = kColumns + 4;  // floats between rows of sums, so that columns of one lane group fall into different banks
 
 template <typename T>
 __device__ __forceinline__ const T* at(const uint64_t* table, int expert) {
@@ -68,133 +62,6 @@ __device__ bool collect_rows(const DecodeCall& call, int choice, int expert, int
     return true;
 }
 
-// A warp's share of a product: all 128 columns, a part of the input.
-template <int kBits, Codebook kCodebook, int kStages>
-struct Share {
-    static constexpr int kTileBytes = 32 * kBits;
-    static constexpr int kRowBytes = kTilesOfBlock * kTileBytes;  // of one tile row of the block
-    static constexpr int kStageBytes = kStageTiles * kRowBytes;
-
-    const uint8_t* source;  // first tile of the block's columns
-    size_t stride;          // bytes from one tile row of the matrix to the next
-    uint32_t ring;          // shared memory, kStages * kStageBytes
-    int begin, end;         // stages of this warp
-
-    // matrix: trellis of an expert with `columns` columns; shared: of the block, where this warp's ring begins.
-    __device__ __forceinline__ Share(const uint8_t* matrix, int columns, int block, void* shared, int warp, int first, int last)
-        : source(matrix + static_cast<size_t>(block) * kRowBytes),
-          stride(static_cast<size_t>(columns / kTile) * kTileBytes),
-          ring(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * kStages * kStageBytes),
-          begin(first),
-          end(last) {}
-
-    __device__ __forceinline__ void fetch(int slot, int stage, int lane) const {
-        const uint32_t to = ring + slot * kStageBytes;
-#pragma unroll
-        for (int i = 0; i < kBits; ++i) {
-            const int chunk = i * 32 + lane, row = chunk / (2 * kTilesOfBlock * kBits), place = chunk % (2 * kTilesOfBlock * kBits);
-            copy_async(to + chunk * 16, source + (static_cast<size_t>(kStageTiles) * stage + row) * stride + place * 16);
-        }
-    }
-
-    __device__ __forceinline__ void start(int lane) const {
-#pragma unroll
-        for (int i = 0; i < kStages - 1; ++i) {
-            if (begin + i < end) fetch(i, begin + i, lane);
-            commit_copies();
-        }
-    }
-
-    // sum[tile] of the block's columns for up to 8 rows. activations: [row, width] in the operand's order.
-    template <typename Wait>
-    __device__ __forceinline__ void run(const __half* activations, int width, const int* rows, int count, uint32_t mask, int lane,
-                                        float (&sum)[kTilesOfBlock][4], Wait wait) const {
-        const int row = lane / 4;
-        const bool mine = row < count;
-        const LaneBits<kBits> bits(lane);
-#pragma unroll
-        for (int tile = 0; tile < kTilesOfBlock; ++tile) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[tile][i] = 0.0f;
-        }
-        wait();
-        const uint4 nothing = make_uint4(0, 0, 0, 0);
-        const __half* from = activations + static_cast<size_t>(mine ? rows[row] : 0) * width + (lane % 4) * 8;
-        uint4 next = mine && begin < end ? *reinterpret_cast<const uint4*>(from + static_cast<size_t>(begin) * 32) : nothing;
-        int slot = 0;
-        for (int stage = begin; stage < end; ++stage) {
-            const uint4 now = next;
-            if (mine && stage + 1 < end) next = *reinterpret_cast<const uint4*>(from + static_cast<size_t>(stage + 1) * 32);
-            wait_copies<kStages - 2>();
-            __syncwarp();
-            const int free_slot = slot + kStages - 1 >= kStages ? slot - 1 : slot + kStages - 1;
-            if (stage + kStages - 1 < end) fetch(free_slot, stage + kStages - 1, lane);
-            commit_copies();
-            multiply_tile_row(ring + slot * kStageBytes, bits, mask, now.x, now.y, sum);
-            multiply_tile_row(ring + slot * kStageBytes + kRowBytes, bits, mask, now.z, now.w, sum);
-            if (++slot == kStages) slot = 0;
-        }
-        wait_copies<0>();
-    }
-
-   private:
-    static __device__ __forceinline__ void multiply_tile_row(uint32_t address, const LaneBits<kBits>& bits, uint32_t mask, uint32_t first,
-                                                             uint32_t second, float (&sum)[kTilesOfBlock][4]) {
-        Activations doubled;
-        if constexpr (kHalvesApart<kCodebook>) doubled.apart(first, second);
-#pragma unroll
-        for (int tile = 0; tile < kTilesOfBlock; ++tile) {
-            uint32_t w[8];
-            decode<kBits, kCodebook, true>(address + tile * kTileBytes, bits, mask, w);
-            if constexpr (kHalvesApart<kCodebook>) {
-                multiply(sum[tile], w[0], w[4], w[1], w[5], doubled.value[0], doubled.value[1]);
-                multiply(sum[tile], w[2], w[6], w[3], w[7], doubled.value[2], doubled.value[3]);
-            } else {
-                multiply(sum[tile], two_weights<kCodebook>(w[0], w[1]), two_weights<kCodebook>(w[4], w[5]),
-                         two_weights<kCodebook>(w[2], w[3]), two_weights<kCodebook>(w[6], w[7]), first, second);
-            }
-        }
-    }
-};
-
-// Adds the shares of kParts warps in a tree, always in the same order, and leaves the sums in to[row * kPitch + column].
-// part: which share this warp has; scratch: kParts / 2 * 1024 floats of this product.
-template <int kParts>
-__device__ __forceinline__ void add_shares(float (&sum)[kTilesOfBlock][4], float* scratch, float* to, int part, int lane) {
-    constexpr int kValues = kTilesOfBlock * 4;
-    float* mine = &sum[0][0];
-#pragma unroll
-    for (int step = kParts / 2; step >= 1; step /= 2) {
-        __syncthreads();
-        if (part >= step && part < 2 * step) {
-            float* place = scratch + (part - step) * kValues * 32 + lane;
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) place[i * 32] = mine[i];
-        }
-        __syncthreads();
-        if (part < step) {
-            const float* place = scratch + part * kValues * 32 + lane;
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) mine[i] += place[i * 32];
-        }
-    }
-    if (part == 0) {
-#pragma unroll
-        for (int tile = 0; tile < kTilesOfBlock; ++tile) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                to[((lane % 4) * 2 + i % 2) * kPitch + tile * kTile + lane / 4 + i / 2 * 8] = sum[tile][i];
-            }
-        }
-    }
-    __syncthreads();
-}
-
-__device__ __forceinline__ void load_row(float (&value)[4], const float* from, int lane) {
-    const float4 loaded = *reinterpret_cast<const float4*>(from + lane * 4);
-    value[0] = loaded.x, value[1] = loaded.y, value[2] = loaded.z, value[3] = loaded.w;
-}
-
 constexpr int kShareFloats = kTilesOfBlock * 4 * 32;
 
 template <int kWarps, int kProducts>
@@ -206,6 +73,46 @@ constexpr int decode_shared_bytes() {
     const int ring = kWarps * kStages * kStageTiles * kTilesOfBlock * 32 * largest_bits(kBits);
     const int reduction = reduction_floats<kWarps, kProducts>() * 4;
     return ring > reduction ? ring : reduction;
+}
+
+// With the input split over blocks: writes this block's sums of up to 8 rows; the last block to come adds all of them up in the order
+// of the pieces, back to `sums`. False for the others.
+template <int kWarps>
+__device__ __forceinline__ bool join_pieces(const DecodeCall& call, const int* rows, int count, float* sums) {
+    __shared__ bool last;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x, blocks = gridDim.x;
+    constexpr int kFloats = 2 * kColumns;  // of a row: gate, up
+    const int live = min(count, kRowsAtOnce);
+    const auto piece = [&](int row, int which, int from) {
+        const size_t place = (static_cast<size_t>(rows[row]) * blocks + block) * call.split + from;
+        return reinterpret_cast<float4*>(call.scratch.piece + place * kFloats + which * kColumns) + lane;
+    };
+    const auto summed = [&](int row, int which) {
+        return reinterpret_cast<float4*>(sums + (which * kRowsAtOnce + row) * kPitch) + lane;
+    };
+    for (int unit = warp; unit < 2 * live; unit += kWarps) __stcg(piece(unit / 2, unit % 2, blockIdx.z), *summed(unit / 2, unit % 2));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int* met = call.scratch.met + rows[0] * blocks + block;
+        last = atomicAdd(met, 1) == call.split - 1;
+        if (last) *met = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    const bool mine = last;
+    if (mine) {
+        for (int unit = warp; unit < 2 * live; unit += kWarps) {
+            float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (int from = 0; from < call.split; ++from) {
+                const float4 one = __ldcg(piece(unit / 2, unit % 2, from));
+                total.x += one.x, total.y += one.y, total.z += one.z, total.w += one.w;
+            }
+            *summed(unit / 2, unit % 2) = total;
+        }
+    }
+    __syncthreads();
+    return mine;
 }
 
 template <int kBits, Codebook kCodebook, int kWarps, int kStages, int kBlocksOfMultiprocessor>
@@ -222,22 +129,23 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksOfMultiprocessor) gate_up(
     if (expert < 0) return;
     int count;
     if (!collect_rows<kWarps>(call, choice, expert, rows, &count, found)) return;
-    const int stages = layer.hidden / (kTile * kStageTiles);
+    const int stages = layer.hidden / (kTile * kStageTiles), parts = kParts * call.split, mine = kParts * blockIdx.z + part;
     float* reduction = reinterpret_cast<float*>(shared);
     float* sums = reduction + 2 * (kParts / 2) * kShareFloats;
     const int column = block * kColumns + lane * 4;
     for (int first = 0; first < count; first += kRowsAtOnce) {
         float sum[kTilesOfBlock][4];
         with_bits<kBits>(layer.bits[which], expert, [&](auto bits) {
-            using Mine = Share<bits.value, kCodebook, kStages>;
+            using Mine = Share<bits.value, kCodebook, kStages, largest_bits(kBits)>;
             const Mine share(at<uint8_t>(layer.trellis[which], expert), layer.intermediate, block, shared, warp,
-                             stages * part / kParts, stages * (part + 1) / kParts);
+                             stages * mine / parts, stages * (mine + 1) / parts);
             share.start(lane);
             share.run(call.scratch.rotated[which], layer.hidden, rows + first, count - first, call.mask, lane, sum, [&] {
                 if (first == 0) wait_for_previous_kernel();
             });
         });
         add_shares<kParts>(sum, reduction + which * (kParts / 2) * kShareFloats, sums + which * kRowsAtOnce * kPitch, part, lane);
+        if (call.split > 1 && !join_pieces<kWarps>(call, rows + first, count - first, sums)) continue;
         for (int row = warp; row < kRowsAtOnce && first + row < count; row += kWarps) {
             float gate[4], up[4];
             load_row(gate, sums + row * kPitch, lane);
@@ -255,6 +163,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksOfMultiprocessor) gate_up(
         }
         __syncthreads();
     }
+    // Never with a split, whose blocks do not all get here with their rows done.
     if (call.scratch.ready != nullptr && threadIdx.x == 0) {
         __threadfence();
         atomicAdd(call.scratch.ready + choice, 1);
@@ -323,7 +232,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksOfMultiprocessor) down(Dec
     for (int first = 0; first < count; first += kRowsAtOnce) {
         float sum[kTilesOfBlock][4];
         with_bits<kBits>(layer.bits[kDown], expert, [&](auto bits) {
-            using Mine = Share<bits.value, kCodebook, kStages>;
+            using Mine = Share<bits.value, kCodebook, kStages, largest_bits(kBits)>;
             const Mine share(at<uint8_t>(layer.trellis[kDown], expert), layer.hidden, block, shared, warp,
                              stages * warp / kWarps, stages * (warp + 1) / kWarps);
             share.start(lane);

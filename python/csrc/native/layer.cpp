@@ -22,6 +22,7 @@ constexpr int kTables = 9;
 
 // Up to so many rows of an expert on average, decoding its weights for every 8 rows costs less than sorting.
 constexpr int kDecodeRows = 8;
+constexpr int kMostPieces = 4;
 
 const Variant& choose(int64_t rate, int64_t codebook) {
     const std::array<const Variant*, 9> all{&k2BitsMcg,  &k3BitsMcg,   &k4BitsMcg,    &k2BitsMul1,   &k3BitsMul1,
@@ -79,13 +80,19 @@ T* at_place(const at::Tensor& scratch, int64_t place) {
 
 cudaError_t run_few(const Layer& layer, const Batch& batch, const at::Tensor& scratch, const ScratchLayout& places, const Variant& variant,
                     const Device& device, cudaStream_t stream) {
-    DecodeCall call{layer, batch, {}, kSumMask};
+    // As long as there are multiprocessors without a block. Half of a long product is sooner done than all of it.
+    const int units = batch.choices() * (layer.intermediate / kColumns);
+    int split = 1;
+    while (split < kMostPieces && 2 * split * units <= std::min(device.multiprocessors, kMostUnits)) split *= 2;
+    DecodeCall call{layer, batch, {}, kSumMask, split};
     for (int which = 0; which < 2; ++which) call.scratch.rotated[which] = at_place<__half>(scratch, places.decode_rotated[which]);
     call.scratch.between = at_place<__half>(scratch, places.decode_between);
     call.scratch.part = at_place<float>(scratch, places.part);
     call.scratch.arrived = at_place<int>(scratch, places.arrived);
+    call.scratch.piece = at_place<float>(scratch, places.piece);
+    call.scratch.met = at_place<int>(scratch, places.met);
     // For one or two tokens waiting for the whole kernel was sooner done than asking for each expert.
-    call.scratch.ready = device.dependent_launch && batch.tokens > 2 ? at_place<int>(scratch, places.ready) : nullptr;
+    call.scratch.ready = device.dependent_launch && batch.tokens > 2 && split == 1 ? at_place<int>(scratch, places.ready) : nullptr;
     return variant.decode(call, device, stream);
 }
 
@@ -95,6 +102,7 @@ cudaError_t run_many(const Layer& layer, const Batch& batch, const at::Tensor& s
     call.scratch.token = at_place<int>(scratch, places.token);
     call.scratch.expert = at_place<int>(scratch, places.expert);
     call.scratch.row = at_place<int>(scratch, places.row);
+    call.scratch.tall = at_place<RowTile>(scratch, places.tall);
     call.scratch.tile = at_place<RowTile>(scratch, places.tile);
     call.scratch.count = at_place<int>(scratch, places.count);
     for (int which = 0; which < 2; ++which) call.scratch.rotated[which] = at_place<__half>(scratch, places.rotated[which]);
@@ -105,7 +113,7 @@ cudaError_t run_many(const Layer& layer, const Batch& batch, const at::Tensor& s
 }  // namespace
 
 int64_t scratch_bytes(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts) {
-    return layout(tokens, top_k, hidden, intermediate, experts, kMaxDecodeChoices, kTileRows).bytes();
+    return layout(tokens, top_k, hidden, intermediate, experts).bytes();
 }
 
 void run_layer(const at::Tensor& x, const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& output,
@@ -117,7 +125,7 @@ void run_layer(const at::Tensor& x, const at::Tensor& expert, const at::Tensor& 
     const Device device = device_of(x.get_device());
     const Variant& variant = choose(rate, codebook);
     const int64_t hidden = x.size(1), top_k = expert.size(1), experts = tables[0].numel();
-    const ScratchLayout places = layout(tokens, top_k, hidden, intermediate, experts, kMaxDecodeChoices, kTileRows);
+    const ScratchLayout places = layout(tokens, top_k, hidden, intermediate, experts);
     Layer layer{};
     for (int which = 0; which < 3; ++which) {
         layer.trellis[which] = reinterpret_cast<const uint64_t*>(tables[3 * which].data_ptr());

@@ -32,11 +32,11 @@ __device__ __forceinline__ uint32_t two_weights(uint32_t a, uint32_t b) {
 }
 
 // Hashes of the lane's eight weights of the tile at `address` in shared memory.
-template <int kBits, Codebook kCodebook, bool kDot>
+template <int kBits, Codebook kCodebook>
 __device__ __forceinline__ void decode(uint32_t address, const LaneBits<kBits>& lane, uint32_t mask, uint32_t (&hashes)[8]) {
     uint32_t word[3] = {load_shared(address + lane.offset[0]), load_shared(address + lane.offset[1]), 0};
     if constexpr (LaneBits<kBits>::kWords > 2) word[2] = load_shared(address + lane.offset[2]);
-    Decoder<kBits, kCodebook, kDot>(word, lane.shift, mask).all(hashes);
+    Decoder<kBits, kCodebook>(word, lane.shift, mask).all(hashes);
 }
 
 // Whether the halves of a hash go to the tensor core unsummed, as two input rows with the same activation. That saves the sum,

@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "sizes.h"
+
 namespace glm53_exl3::native {
 
 struct ScratchLayout {
-    int64_t arrived, ready, counters_end;
+    int64_t arrived, ready, met, counters_end;
     // Decode.
-    int64_t decode_rotated[2], decode_between, part, decode_end;
+    int64_t decode_rotated[2], decode_between, part, piece, decode_end;
     // Prefill.
-    int64_t token, expert, row, tile, count, rotated[2], between, prefill_end;
+    int64_t token, expert, row, tall, tile, count, rotated[2], between, prefill_end;
 
     int64_t bytes() const { return std::max(decode_end, prefill_end); }
 };
@@ -31,26 +33,27 @@ class Places {
     int64_t next_;
 };
 
-// most_decode_choices: of a batch that takes the decode path; rows_of_tile: of the highest tile.
-inline ScratchLayout layout(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts, int64_t most_decode_choices,
-                            int64_t rows_of_tile) {
-    const int64_t choices = tokens * top_k, few = std::min(choices, most_decode_choices);
+inline ScratchLayout layout(int64_t tokens, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t experts) {
+    const int64_t choices = tokens * top_k, few = std::min<int64_t>(choices, kMaxDecodeChoices);
     ScratchLayout at{};
     Places counters(0);
-    at.arrived = counters.take(std::min(tokens, most_decode_choices) * (hidden / 128) * 4);
-    at.ready = counters.take(2 * most_decode_choices * 4);
+    at.arrived = counters.take(std::min<int64_t>(tokens, kMaxDecodeChoices) * (hidden / kColumns) * 4);
+    at.ready = counters.take(2 * kMaxDecodeChoices * 4);
+    at.met = counters.take(kMostUnits * 4);
     at.counters_end = counters.end();
     Places decode(at.counters_end);
     for (int64_t& place : at.decode_rotated) place = decode.take(few * hidden * 2);
     at.decode_between = decode.take(few * intermediate * 2);
     at.part = decode.take(few * hidden * 4);
+    at.piece = decode.take(kMostUnits * 2 * kColumns * 4);
     at.decode_end = decode.end();
     Places prefill(at.counters_end);
     at.token = prefill.take(choices * 4);
     at.expert = prefill.take(choices * 4);
     at.row = prefill.take(choices * 4);
-    at.tile = prefill.take((choices / rows_of_tile + std::min(choices, experts)) * 12);
-    at.count = prefill.take(8);
+    at.tall = prefill.take(most_tall_tiles(choices) * sizeof(RowTile));
+    at.tile = prefill.take(most_short_tiles(choices, experts) * sizeof(RowTile));
+    at.count = prefill.take(3 * 4);
     for (int64_t& place : at.rotated) place = prefill.take(choices * hidden * 2);
     at.between = prefill.take(choices * intermediate * 2);
     at.prefill_end = prefill.end();

@@ -33,22 +33,22 @@ GLM53_EXL3_INLINE uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift) {
 #endif
 }
 
-// 16 bits of a word from bit kFirst on. With kDot two of the cases are dot products, which run beside the integer pipe.
-template <int kFirst, bool kDot>
+// 16 bits of a word from bit kFirst on. Two of the cases are dot products, which run beside the integer pipe.
+template <int kFirst>
 GLM53_EXL3_INLINE uint32_t sixteen(uint32_t word) {
     static_assert(kFirst >= 0 && kFirst <= 16);
 #ifdef __CUDA_ARCH__
     if constexpr (kFirst == 0) {
-        return kDot ? __dp2a_lo(word, 1u, 0u) : word & 0xFFFFu;
+        return __dp2a_lo(word, 1u, 0u);
     } else if constexpr (kFirst == 16) {
-        return kDot ? __dp2a_lo(word, 0x100u, 0u) : __byte_perm(word, 0, 0x4432);
+        return __dp2a_lo(word, 0x100u, 0u);
     } else if constexpr (kFirst == 8) {
         return __byte_perm(word, 0, 0x4421);
     } else if constexpr (kFirst < 8) {
         // A shift to the next byte and a permutation, where shift and mask would be one instruction more.
-        return sixteen<8, kDot>(word << (8 - kFirst));
+        return sixteen<8>(word << (8 - kFirst));
     } else {
-        return sixteen<16, kDot>(word << (16 - kFirst));
+        return sixteen<16>(word << (16 - kFirst));
     }
 #else
     return (word >> kFirst) & 0xFFFFu;
@@ -118,7 +118,7 @@ struct LaneBits {
 };
 
 // States of weights 7 down to 0 from the words of a lane, and their hashes: hashes[t] of weight 8 l + t.
-template <int kBits, Codebook kCodebook, bool kDot = false>
+template <int kBits, Codebook kCodebook>
 struct Decoder {
     using Bits = LaneBits<kBits>;
 
@@ -140,7 +140,7 @@ struct Decoder {
     template <int kWeight>
     GLM53_EXL3_INLINE uint32_t get() const {
         constexpr int kFirst = (7 - kWeight) * kBits, kWindow = Bits::window(kFirst);
-        return hash<kCodebook>(sixteen<kFirst - kWindow, kDot>(at<kWindow>()), mask);
+        return hash<kCodebook>(sixteen<kFirst - kWindow>(at<kWindow>()), mask);
     }
 
     GLM53_EXL3_INLINE void all(uint32_t (&hashes)[8]) const {
