@@ -39,7 +39,11 @@ ALLOWED = {
     },
 }
 #: What parts that start without torch may take of `kernels`.
-WITHOUT_TORCH = {"glm53_exl3.kernels.settings", "glm53_exl3.kernels.exllamav3.shape"}
+WITHOUT_TORCH = {
+    "glm53_exl3.kernels.settings",
+    "glm53_exl3.kernels.exllamav3.shape",
+    "glm53_exl3.kernels.native.scratch",
+}
 TORCH = {"decode", "kernels", "engine", "quantize", "bench_kernels"}
 
 

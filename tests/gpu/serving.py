@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm53_exl3.demo.faq import SERVED_NAME
+from glm53_exl3.kernels.settings import Backend
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.serve.argv import ServerCommand
 from glm53_exl3.serve.ports import free_port
@@ -30,12 +31,13 @@ class Case:
     name: str
     arguments: tuple[str, ...]
     graphs: bool = True
+    kernel: Backend = "native"
 
 
-def with_graphs(name: str, *arguments: str) -> Case:
+def with_graphs(name: str, *arguments: str, kernel: Backend = "native") -> Case:
     """torch.compile and CUDA graphs of few sizes, so that a start is short."""
     sizes = json.dumps({"cudagraph_capture_sizes": SIZES})
-    return Case(name, ("--compilation-config", sizes, *arguments))
+    return Case(name, ("--compilation-config", sizes, *arguments), kernel=kernel)
 
 
 def eager(name: str, *arguments: str) -> Case:
@@ -65,7 +67,7 @@ class Served:
 
 @contextmanager
 def serve(pack: Path, case: Case, log_path: Path, max_model_len: int, *arguments: str) -> Iterator[Served]:
-    """Start vLLM on a pack by the exllamav3 backend; its log is also kept where GLM53_EXL3_TEST_LOGS says."""
+    """Start vLLM on a pack; its log is also kept where GLM53_EXL3_TEST_LOGS says."""
     port = free_port()
     command = ServerCommand(
         argv=(
@@ -76,7 +78,7 @@ def serve(pack: Path, case: Case, log_path: Path, max_model_len: int, *arguments
             # The log then counts the steps that ran in each mode, not only the graphs that were recorded.
             "--cudagraph-metrics",
         ),
-        environment={"GLM53_EXL3_KERNEL": "exllamav3", "VLLM_LOG_STATS_INTERVAL": "1"},
+        environment={"GLM53_EXL3_KERNEL": case.kernel, "VLLM_LOG_STATS_INTERVAL": "1"},
         url=f"http://127.0.0.1:{port}",
         served_name=SERVED_NAME,
     )
@@ -93,7 +95,8 @@ def serve(pack: Path, case: Case, log_path: Path, max_model_len: int, *arguments
 def require_backend_and_graphs(served: Served) -> None:
     """The log names backend and bits of every layer, the graphs that were recorded, and steps that ran in them."""
     log = served.log
-    said = r"8 EXL3 experts, \w+, bits (\d)/(\d)/(\d) \(gate/up/down\), exllamav3 backend"
+    backend = "(?:native|exllamav3)[^\n]*" if served.case.kernel == "auto" else served.case.kernel
+    said = rf"8 EXL3 experts, \w+, bits (\d)/(\d)/(\d) \(gate/up/down\), {backend} backend"
     line = rf"layers\.(\d+)\.(?:\w+\.)?mlp\.experts: {said}"
     found = {int(layer): bits for layer, *bits in re.findall(line, log)}
     assert found == {
@@ -101,6 +104,10 @@ def require_backend_and_graphs(served: Served) -> None:
         for layer in read_inventory(served.pack).layers.values()
     }
     assert "reference backend" not in log
+    assert "WRONG" not in log
+    assert bool(re.search(r"native +right, error .*\n.*exllamav3 +right, error ", log)) == (
+        served.case.kernel == "auto"
+    )
     captured = set(re.findall(r"Capturing CUDA graphs[^:]*?(PIECEWISE|FULL)", log))
     assert captured == ({"PIECEWISE", "FULL"} if served.case.graphs else set())
     # Rows of the table: tokens, padded tokens, paddings, mode, steps.

@@ -12,9 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from glm53_exl3.bench_kernels.oracle import relative_error
-from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
-from glm53_exl3.kernels.interface import FixedWeights
+from glm53_exl3.kernels.accuracy import relative_error
+from gpu.conftest import BACKENDS, is_built
 from gpu.layers import DenseReference, random_batch, random_layer
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 256, 128, 6, 4
@@ -23,12 +22,15 @@ HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 256, 128, 6, 4
 def main() -> None:
     """Print the error of each batch."""
     layer = random_layer(HIDDEN, INTERMEDIATE, EXPERTS, (2, 2, 2))
-    kernel = ExllamaKernel(FixedWeights(layer), 32)
-    for tokens in (1, 9, 40, 70):
-        batch = random_batch(tokens, HIDDEN, EXPERTS, TOP_K)
-        batch.ids[::3, 1] = -1
-        found = kernel(batch.x, batch.ids, batch.weights)
-        print(f"{tokens} tokens, error {relative_error(found, DenseReference(layer)(batch)):.1e}")
+    for backend in BACKENDS:
+        if not is_built(backend.module):
+            continue
+        kernel = backend(layer, 64, TOP_K)
+        for tokens in (1, 3, 9, 40, 70):
+            batch = random_batch(tokens, HIDDEN, EXPERTS, TOP_K)
+            batch.ids[::3, 1] = -1
+            found = kernel(batch.x, batch.ids, batch.weights)
+            print(f"{backend.name}: {tokens} tokens, error {relative_error(found, DenseReference(layer)(batch)):.1e}")
     torch.cuda.synchronize()
 
 

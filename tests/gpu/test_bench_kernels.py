@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glm53_exl3.bench_kernels import backends
 from glm53_exl3.bench_kernels.backends import Backend, Built, known_backends
+from glm53_exl3.bench_kernels.grouped_gemm import method_for
 from glm53_exl3.bench_kernels.measure import measure
 from glm53_exl3.bench_kernels.report import head_lines, table_lines
 from glm53_exl3.bench_kernels.result import require_right
@@ -24,7 +26,7 @@ def settings(**changed: object) -> KernelBenchSettings:
 
 
 @pytest.mark.parametrize("bits", ["2", "2,3,4"])
-@pytest.mark.parametrize("routing", ["uniform", "skewed"])
+@pytest.mark.parametrize("routing", ["uniform", "skewed", "same"])
 def test_every_backend_is_right_and_timed(bits: str, routing: str) -> None:
     asked = settings(bits=bits, routing=routing)
     found = measure(asked, device(), list(known_backends(device()).values()), lambda line: None)
@@ -34,13 +36,19 @@ def test_every_backend_is_right_and_timed(bits: str, routing: str) -> None:
     assert found.layers > 1
     for row in found.rows:
         assert {name: cell.clock for name, cell in row.cells.items()} == {
+            "native": "graph",
             "exllamav3": "graph",
             "exl3_moe": "graph",
+            "decoded": "graph",
             "reference": "wall",
         }
         assert row.gemm is not None, found.gemm
         assert row.cells["exllamav3"].microseconds.count == 6
         assert all(cell.error > 0 for cell in row.cells.values())
+        # Outputs of grouped products mean nothing; see decoded_gemm.py.
+        compared = [name for name, cell in row.cells.items() if cell.tolerance is not None]
+        grouped = method_for(device()) == "torch._grouped_mm"
+        assert compared == [name for name in row.cells if name != "decoded" or not grouped]
     assert f"driver {found.machine['gpu']['driver']}" in head_lines(found)[0]
     assert "exllamav3 over exl3_moe" in table_lines(found)[1]
 
@@ -50,7 +58,18 @@ def test_batches_beyond_the_scratch_are_right() -> None:
     require_right(found)
 
 
-def test_3inst_leaves_only_the_reference() -> None:
+@pytest.mark.parametrize("codebook", ["mcg", "mul1", "3inst"])
+def test_decoded_experts_and_a_product_each_give_the_outputs_of_the_layer(
+    codebook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "method_for", lambda device: "a loop of matmuls")
+    asked = settings(codebook=codebook, bits="2,3,4", backend=("decoded",))
+    found = measure(asked, device(), [known_backends(device())["decoded"]], lambda line: None)
+    require_right(found)
+    assert all(row.cells["decoded"].tolerance == 5e-3 for row in found.rows)
+
+
+def test_3inst_has_no_kernels_of_exllamav3() -> None:
     asked = settings(codebook="3inst", tokens="1")
     found = measure(asked, device(), list(known_backends(device()).values()), lambda line: None)
     require_right(found)
@@ -60,8 +79,8 @@ def test_3inst_leaves_only_the_reference() -> None:
 def test_a_backend_that_forgets_a_row_is_found() -> None:
     right, nobody = known_backends(device())["exllamav3"], torch.zeros(1, dtype=torch.long, device="cuda")
 
-    def build(layers: object, max_tokens: int) -> Built:
-        built = right.build(layers, max_tokens)  # type: ignore[arg-type]
+    def build(layers: object, max_tokens: int, top_k: int) -> Built:
+        built = right.build(layers, max_tokens, top_k)  # type: ignore[arg-type]
 
         def prepare(number: int, batch: object) -> Call:
             call = built.prepare(number, batch)  # type: ignore[arg-type]

@@ -12,17 +12,22 @@ import numpy as np
 import pytest
 import torch
 
+from glm53_exl3.bench_kernels.layers import Batch
 from glm53_exl3.decode import dequantize
 from glm53_exl3.format.codebooks import Codebook
-from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
-from glm53_exl3.kernels.interface import FixedWeights, PackedExperts, PackedLayer
-from gpu.conftest import MODULE
+from glm53_exl3.kernels.accuracy import TOLERANCE
+from glm53_exl3.kernels.interface import PackedExperts, PackedLayer
+from gpu.conftest import MODULE, KernelBackend, is_built
+from gpu.layers import DenseReference
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 #: Butterflies and products in fp16, relative to the largest value; see tests/decode/test_linear.py.
 DECODE_TOLERANCE = 2e-3
-#: The backend rounds its output to fp16 as well.
-MOE_TOLERANCE = 1e-3
+#: exllamav3's own are the golden ones. The native kernels do not round on the way where those do, and so differ by the
+#: rounding of the golden ones, up to 2.4e-3; that they are no farther from the exact output is asked beside it.
+MOE_TOLERANCE = {"exllamav3": 1e-3, "native": TOLERANCE}
+
+needs_exllamav3 = pytest.mark.skipif(not is_built(MODULE), reason=f"needs {MODULE}: tools/extension/build.py")
 
 
 @cache
@@ -47,6 +52,7 @@ def peak_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
+@needs_exllamav3
 @pytest.mark.parametrize(("codebook", "bits"), decode_cases())
 def test_decode_kernels_and_torch_agree_with_the_golden_matrices(codebook: Codebook, bits: int) -> None:
     module = importlib.import_module(MODULE)
@@ -63,6 +69,7 @@ def test_decode_kernels_and_torch_agree_with_the_golden_matrices(codebook: Codeb
     assert peak_error(dequantize(trellis, suh, svh, codebook, dtype=torch.float32), full) <= DECODE_TOLERANCE
 
 
+@needs_exllamav3
 @pytest.mark.parametrize(("codebook", "bits"), decode_cases())
 def test_the_hadamard_kernel_gives_the_golden_linear(codebook: Codebook, bits: int) -> None:
     module = importlib.import_module(MODULE)
@@ -75,7 +82,7 @@ def test_the_hadamard_kernel_gives_the_golden_linear(codebook: Codebook, bits: i
 
 
 @pytest.mark.parametrize("case", moe_cases())
-def test_the_backend_gives_the_golden_layers(case: int) -> None:
+def test_the_backend_gives_the_golden_layers(backend: KernelBackend, case: int) -> None:
     prefix = f"moe/{case}"
     meta = json.loads(str(archive("exl3_moe")[f"{prefix}/meta"]))
     packed = [
@@ -84,6 +91,10 @@ def test_the_backend_gives_the_golden_layers(case: int) -> None:
         )
         for name in ("gate", "up", "down")
     ]
-    kernel = ExllamaKernel(FixedWeights(PackedLayer(prefix, *packed, limit=meta["limit"])), 64)
     x, ids, weights, expected = (tensor("exl3_moe", f"{prefix}/{name}") for name in ("x", "ids", "w", "out"))
-    assert peak_error(kernel(x, ids, weights), expected) <= MOE_TOLERANCE
+    layer = PackedLayer(prefix, *packed, limit=meta["limit"])
+    found = backend(layer, 64, ids.shape[1])(x, ids, weights)
+    assert peak_error(found, expected) <= MOE_TOLERANCE[backend.name]
+    if backend.name == "native":
+        exact = DenseReference(layer)(Batch(x, ids, weights.float()))
+        assert peak_error(found, exact) <= 1.1 * peak_error(expected, exact)

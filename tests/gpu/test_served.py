@@ -1,4 +1,4 @@
-"""FAQ packs through the real vLLM on a GPU: torch.compile, CUDA graphs and the exllamav3 backend, asked over HTTP.
+"""FAQ packs through the real vLLM on a GPU: torch.compile, CUDA graphs and each compiled backend, asked over HTTP.
 
 Needs vLLM with CUDA in this Python. Further packs of the FAQ, each with its `canary.json`, are found in the folder that
 GLM53_EXL3_TEST_PACKS names (`python tools/demo/variant.py FOLDER/mixed --mixed`), and logs go to the one that
@@ -27,14 +27,16 @@ CASES = (
     with_graphs("graphs"),
     with_graphs("drafts", "--speculative-config", json.dumps(DRAFTS)),
     eager("eager"),
+    with_graphs("auto", kernel="auto"),
+    with_graphs("exllamav3", kernel="exllamav3"),
 )
 
 
 def served_cases() -> Iterator[tuple[Path, Case]]:
-    """The pack of the package, whose layers have 2 and 3 bits, in each way; those brought along with graphs."""
+    """The pack of the package, whose layers have 2 and 3 bits, in each way; others by each compiled backend."""
     yield from ((demo_pack(), case) for case in CASES)
     if folder := os.environ.get("GLM53_EXL3_TEST_PACKS"):
-        yield from ((pack, CASES[0]) for pack in sorted(Path(folder).iterdir()))
+        yield from ((pack, case) for pack in sorted(Path(folder).iterdir()) for case in (CASES[0], CASES[-1]))
 
 
 @pytest.fixture(scope="module", params=served_cases(), ids=lambda param: f"{param[0].name}-{param[1].name}")

@@ -10,8 +10,10 @@ import torch
 
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels import select
-from glm53_exl3.kernels.exllamav3 import extension
+from glm53_exl3.kernels.exllamav3 import extension as exllamav3_extension
+from glm53_exl3.kernels.extension import require_arch
 from glm53_exl3.kernels.interface import FixedWeights, PackedExperts, PackedLayer
+from glm53_exl3.kernels.native import extension as native_extension
 from glm53_exl3.kernels.reference import ReferenceKernel
 from glm53_exl3.kernels.settings import Backend, KernelSettings
 from glm53_exl3.pins import load_pins
@@ -28,9 +30,9 @@ def on_gpu(codebook: str = "mcg") -> FixedWeights:
     return FixedWeights(PackedLayer("test", *experts))
 
 
-def build(weights: FixedWeights, backend: Backend = "auto", graphs: bool = False) -> object:
+def build(weights: FixedWeights, backend: Backend = "auto", graphs: bool = False, top_k: int = 2) -> object:
     settings = KernelSettings(backend)
-    return select.build_kernel(weights, torch.bfloat16, settings, captures_graphs=graphs, max_tokens=64)
+    return select.build_kernel(weights, torch.bfloat16, settings, captures_graphs=graphs, max_tokens=64, top_k=top_k)
 
 
 def test_a_cpu_multiplies_in_fp32() -> None:
@@ -41,10 +43,11 @@ def test_a_cpu_multiplies_in_fp32() -> None:
     assert {weight.dtype for weight in kernel._dense} == {torch.float32}
 
 
-def test_exllamav3_on_a_cpu_is_refused() -> None:
+@pytest.mark.parametrize("backend", ["native", "exllamav3"])
+def test_a_compiled_backend_on_a_cpu_is_refused(backend: Backend) -> None:
     packed, _ = layer()
-    with pytest.raises(KernelError, match="runs on a GPU") as caught:
-        build(FixedWeights(packed), "exllamav3")
+    with pytest.raises(KernelError, match=f"the {backend} backend runs on a GPU") as caught:
+        build(FixedWeights(packed), backend)
     assert caught.value.hint == "unset GLM53_EXL3_KERNEL"
 
 
@@ -52,7 +55,8 @@ def test_missing_extension_is_told_once_and_the_reference_runs(monkeypatch: pyte
     told: list[str] = []
     monkeypatch.setattr(select, "_warned", set())
     monkeypatch.setattr(select, "ReferenceKernel", lambda *arguments: "reference")
-    monkeypatch.setattr(extension, "MODULE", "no_such_extension")
+    for extension in (native_extension, exllamav3_extension):
+        monkeypatch.setattr(extension, "MODULE", "no_such_extension")
     # Not through the logging of the process, which vLLM rearranges once another test has imported it.
     monkeypatch.setattr(select.logger, "warning", lambda text, *values: told.append(text % values))
     assert [build(on_gpu()), build(on_gpu())] == ["reference", "reference"]
@@ -61,14 +65,15 @@ def test_missing_extension_is_told_once_and_the_reference_runs(monkeypatch: pyte
     assert "no_such_extension does not load" in told[0]
 
 
-@pytest.mark.parametrize(("backend", "graphs"), [("exllamav3", False), ("auto", True)])
+@pytest.mark.parametrize(("backend", "graphs"), [("native", False), ("exllamav3", False), ("auto", True)])
 def test_missing_extension_is_refused_where_nothing_else_will_do(
     monkeypatch: pytest.MonkeyPatch, backend: Backend, graphs: bool
 ) -> None:
-    monkeypatch.setattr(extension, "MODULE", "no_such_extension")
+    for extension in (native_extension, exllamav3_extension):
+        monkeypatch.setattr(extension, "MODULE", "no_such_extension")
     with pytest.raises(KernelError, match="no_such_extension does not load") as caught:
         build(on_gpu(), backend, graphs)
-    assert "tools/exllamav3_extension/build.py" in caught.value.hint
+    assert "tools/extension/build.py" in caught.value.hint
 
 
 def test_reference_refuses_cuda_graphs() -> None:
@@ -83,14 +88,20 @@ def test_codebook_without_kernels_is_refused_by_name() -> None:
     assert "GLM53_EXL3_KERNEL=reference" in caught.value.hint
 
 
+def test_more_experts_a_token_than_exl3_moe_takes_are_refused_before_its_first_call() -> None:
+    with pytest.raises(KernelError, match="33 experts a token") as caught:
+        build(on_gpu(), "exllamav3", top_k=33)
+    assert caught.value.id == "exllamav3-top-k"
+
+
 def test_extension_without_code_for_the_gpu_is_refused_with_both_archs() -> None:
     module = ModuleType("ext")
     module.arch_list = "9.0a 12.1a"  # type: ignore[attr-defined]
     for capability in ((9, 0), (12, 1)):
-        extension.require_arch(module, capability)
+        require_arch(module, capability)
     for capability, arch in (((12, 0), "--arch 12.0a"), ((8, 6), "--arch 8.6:")):
         with pytest.raises(KernelError, match="no code for this GPU") as caught:
-            extension.require_arch(module, capability)
+            require_arch(module, capability)
         assert "code for 9.0a 12.1a" in str(caught.value)
         assert arch in caught.value.hint
 
@@ -107,6 +118,6 @@ def test_extension_of_another_source_is_refused_with_both_numbers(
     module = SimpleNamespace(**found, source_revision="abc", __file__="ext.so")
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
     with pytest.raises(KernelError) as caught:
-        extension.load_extension()
+        exllamav3_extension.load_extension()
     assert what in str(caught.value)
     assert f"exl3_moe of {load_pins().moe_arity} arguments" in str(caught.value)

@@ -7,9 +7,9 @@ import torch
 
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.exllamav3.shape import MAX_BYTES, Shape, shape_for
-from glm53_exl3.kernels.exllamav3.tables import AddressTables
 from glm53_exl3.kernels.exllamav3.workspace import Workspace
 from glm53_exl3.kernels.interface import PackedExperts, PackedLayer
+from glm53_exl3.kernels.tables import AddressTables
 from kernels.test_reference import layer
 
 

@@ -110,6 +110,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
             self._settings,
             captures_graphs=self._captures_graphs,
             max_tokens=self._max_tokens,
+            top_k=self.moe.experts_per_token,
         )
         self._holder.kernel = kernel
         logger.info(

@@ -98,6 +98,11 @@ class MoEKernel(Protocol):
         """Name of the backend, for logs."""
         ...
 
+    @property
+    def keeps_packed_weights(self) -> bool:
+        """Whether the packed tensors must stay alive."""
+        ...
+
     def __call__(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts' outputs.
 

@@ -7,8 +7,10 @@ import logging
 import torch
 
 from glm53_exl3.errors import KernelError
+from glm53_exl3.kernels.automatic import Build, build_automatic
 from glm53_exl3.kernels.exllamav3.kernel import ExllamaKernel
-from glm53_exl3.kernels.interface import PackedSource
+from glm53_exl3.kernels.interface import MoEKernel, PackedSource
+from glm53_exl3.kernels.native.kernel import NativeKernel
 from glm53_exl3.kernels.reference import ReferenceKernel
 from glm53_exl3.kernels.settings import KERNEL_VARIABLE, KernelSettings
 
@@ -19,12 +21,19 @@ _warned: set[str] = set()
 
 
 def build_kernel(
-    source: PackedSource, dtype: torch.dtype, settings: KernelSettings, *, captures_graphs: bool, max_tokens: int
-) -> ReferenceKernel | ExllamaKernel:
+    source: PackedSource,
+    dtype: torch.dtype,
+    settings: KernelSettings,
+    *,
+    captures_graphs: bool,
+    max_tokens: int,
+    top_k: int,
+) -> MoEKernel:
     """The kernel of one layer.
 
-    `auto` is `exllamav3` on a GPU and `reference` on a CPU. Where exllamav3's kernels cannot run a layer, `auto` takes
-    the reference and says so once with the reason; an engine that captures CUDA graphs cannot, and is refused.
+    `auto` is `reference` on a CPU. On a GPU it tries the compiled backends on the first layer of each kind and takes
+    the fastest right one for each range of batch sizes. Where none can run a layer, it takes the reference and says
+    so once with the reason; an engine that captures CUDA graphs cannot, and is refused.
 
     Args:
         source: packed weights.
@@ -32,28 +41,36 @@ def build_kernel(
         settings: the user's choices.
         captures_graphs: whether the engine will record CUDA graphs.
         max_tokens: largest batch the engine will run.
+        top_k: experts a token.
 
     Raises:
-        KernelError: `reference-graphs`, the reference backend cannot be recorded; `backend-device`, exllamav3 on a CPU;
-            those of :class:`ExllamaKernel`, when it was asked for by name or when graphs leave no other.
+        KernelError: `reference-graphs`, the reference backend cannot be recorded; `backend-device`, a compiled backend
+            on a CPU; those of :class:`NativeKernel` and :class:`ExllamaKernel`, when one was asked for by name or when
+            graphs leave no other; `kernels-wrong`, no compiled backend is right.
     """
     layer = source.packed()
     device = layer.gate.trellis.device
+    builds: dict[str, Build] = {
+        "native": lambda: NativeKernel(source, max_tokens, top_k),
+        "exllamav3": lambda: ExllamaKernel(source, max_tokens, top_k),
+    }
     if device.type == "cpu":
-        if settings.backend == "exllamav3":
+        if settings.backend in builds:
             raise KernelError(
                 "backend-device",
-                f"{layer.name}: the exllamav3 backend runs on a GPU, and the weights are on {device}",
+                f"{layer.name}: the {settings.backend} backend runs on a GPU, and the weights are on {device}",
                 expected="a CUDA device",
                 hint=f"unset {KERNEL_VARIABLE}",
             )
         # A bf16 product on a CPU without bf16 units takes thirty times as long as one in fp32.
         return ReferenceKernel(layer, torch.float32, settings.decode)
-    if settings.backend != "reference":
+    if settings.backend in builds:
+        return builds[settings.backend]()
+    if settings.backend == "auto":
         try:
-            return ExllamaKernel(source, max_tokens)
+            return build_automatic(layer, builds, top_k, max_tokens)
         except KernelError as error:
-            if settings.backend == "exllamav3" or captures_graphs:
+            if captures_graphs:
                 raise
             _warn_once(device, str(error))
     if captures_graphs:

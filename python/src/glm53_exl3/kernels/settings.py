@@ -17,7 +17,7 @@ KERNEL_VARIABLE: Final = "GLM53_EXL3_KERNEL"
 #: When the reference backend decodes: once at load, or again for every batch.
 DECODE_VARIABLE: Final = "GLM53_EXL3_DECODE"
 
-Backend = Literal["auto", "exllamav3", "reference"]
+Backend = Literal["auto", "native", "exllamav3", "reference"]
 Decode = Literal["load", "call"]
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -27,7 +27,7 @@ class KernelSettings:
     """Settings of the kernels.
 
     Attributes:
-        backend: `auto` takes the fastest backend that runs here.
+        backend: `auto` tries those that run here and takes the fastest right one.
         decode: `load` keeps the decoded weights, 16 bits each or 32 on a CPU; `call` decodes the experts a batch needs
             and keeps only the trellis.
     """

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Final
 
 from glm53_exl3.errors import KernelError
-from glm53_exl3.pins import capabilities, load_pins
+from glm53_exl3.kernels.extension import import_extension
+from glm53_exl3.pins import load_pins
 
 MODULE: Final = "glm53_exl3_exllamav3_ext"
 _FUNCTIONS: Final = ("exl3_moe", "exl3_moe_max_concurrency", "run_layer")
 _BUILD: Final = (
-    "build it with tools/exllamav3_extension/build.py (docs/extension.md); with Nix: nix run .#serve-upstream"
+    "build it with tools/extension/build.py exllamav3 (docs/extension.md); with Nix: nix run .#serve-upstream"
 )
 
 
@@ -24,16 +24,7 @@ def load_extension() -> ModuleType:
             or its exl3_moe takes another number of arguments than the plugin passes.
     """
     pins = load_pins()
-    try:
-        module = importlib.import_module(MODULE)
-    except ImportError as error:
-        raise KernelError(
-            "extension-missing",
-            f"{MODULE} does not load: {error}",
-            expected=f"the extension, built for torch {pins.torch}",
-            hint=_BUILD,
-        ) from error
-    missing = [name for name in _FUNCTIONS if not hasattr(module, name)]
+    module, missing = import_extension(MODULE, _FUNCTIONS, _BUILD)
     arity = getattr(module, "moe_arity", None)
     if missing or arity != pins.moe_arity:
         raise KernelError(
@@ -45,25 +36,3 @@ def load_extension() -> ModuleType:
             hint=_BUILD,
         )
     return module
-
-
-def require_arch(module: ModuleType, capability: tuple[int, int]) -> None:
-    """Refuse an extension without code for a GPU, whose first launch would fail with no more than a number.
-
-    Args:
-        module: the extension; `arch_list` holds what it was compiled for, as `12.1a` or `9.0a 12.1a`.
-        capability: of the GPU, major and minor.
-
-    Raises:
-        KernelError: `extension-other`.
-    """
-    found = str(module.arch_list)
-    gpu = f"{capability[0]}.{capability[1]}"
-    if gpu not in capabilities(found):
-        raise KernelError(
-            "extension-other",
-            f"{MODULE} has no code for this GPU",
-            expected=f"code for {gpu}",
-            found=f"code for {found}",
-            hint=f"build it with --arch {gpu}{'a' if capability[0] >= 9 else ''}: docs/extension.md",
-        )

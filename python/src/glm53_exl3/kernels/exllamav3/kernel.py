@@ -7,11 +7,12 @@ import logging
 import torch
 
 from glm53_exl3.errors import KernelError
-from glm53_exl3.kernels.exllamav3.extension import load_extension, require_arch
+from glm53_exl3.kernels.exllamav3.extension import load_extension
 from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K, shape_for
-from glm53_exl3.kernels.exllamav3.tables import AddressTables
 from glm53_exl3.kernels.exllamav3.workspace import streams, workspace_for
+from glm53_exl3.kernels.extension import require_arch
 from glm53_exl3.kernels.interface import PackedLayer, PackedSource
+from glm53_exl3.kernels.tables import AddressTables
 
 # Below vLLM's logger, whose configuration drops the lines of loggers outside it.
 logger = logging.getLogger("vllm.glm53_exl3.kernels")
@@ -27,15 +28,17 @@ class ExllamaKernel:
     Args:
         source: packed weights on a GPU.
         max_tokens: largest batch that the engine will run; a larger one only takes more pieces.
+        top_k: experts a token.
 
     Raises:
-        KernelError: `extension-missing`, `extension-other`; `exllamav3-codebook` for weights that exl3_moe cannot
-            decode.
+        KernelError: `extension-missing`, `extension-other`; `exllamav3-codebook` and `exllamav3-top-k` for what
+            exl3_moe has no kernels for.
     """
 
-    def __init__(self, source: PackedSource, max_tokens: int) -> None:
+    def __init__(self, source: PackedSource, max_tokens: int, top_k: int) -> None:
         layer = source.packed()
         require_codebook(layer)
+        _require_top_k(top_k)
         self._extension = load_extension()
         self._device = layer.gate.trellis.device
         require_arch(self._extension, torch.cuda.get_device_capability(self._device))
@@ -79,13 +82,7 @@ class ExllamaKernel:
     def __call__(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """See :class:`glm53_exl3.kernels.interface.MoEKernel`; at most 32 choices a token."""
         output = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if topk_ids.shape[1] > MAX_TOP_K:
-            raise KernelError(
-                "exllamav3-top-k",
-                f"{topk_ids.shape[1]} experts a token",
-                expected=f"at most {MAX_TOP_K}",
-                hint="open an issue that names the model",
-            )
+        _require_top_k(topk_ids.shape[1])
         self._tables.follow()
         streams.enter(self._device)
         self._extension.run_layer(
@@ -107,6 +104,16 @@ class ExllamaKernel:
         nobody = torch.full((1, 1), -1, dtype=torch.int32, device=self._device)
         self(x, nobody, torch.zeros(1, 1, device=self._device))
         torch.cuda.synchronize(self._device)
+
+
+def _require_top_k(top_k: int) -> None:
+    if top_k > MAX_TOP_K:
+        raise KernelError(
+            "exllamav3-top-k",
+            f"{top_k} experts a token",
+            expected=f"at most {MAX_TOP_K}",
+            hint="open an issue that names the model",
+        )
 
 
 def require_codebook(layer: PackedLayer) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K, Shape
+from glm53_exl3.kernels.streams import Turns
 
 
 class Workspace:
@@ -33,30 +34,7 @@ class Workspace:
         self.tensors = [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
 
 
-class _Streams:
-    """The stream of each device that launched last."""
-
-    def __init__(self) -> None:
-        self.last: dict[torch.device, torch.cuda.Stream] = {}
-
-    def enter(self, device: torch.device) -> None:
-        """Make the current stream wait for the one that launched last.
-
-        While a graph is captured nothing runs, and a wait for work outside it could not be recorded.
-        """
-        if torch.cuda.is_current_stream_capturing():
-            return
-        current = torch.cuda.current_stream(device)
-        last = self.last.get(device)
-        # torch finds a stream neither equal to None nor different from it.
-        if last is not None:
-            if last == current:
-                return
-            current.wait_stream(last)
-        self.last[device] = current
-
-
-streams: Final = _Streams()
+streams: Final = Turns()
 _workspaces: Final[WeakValueDictionary[tuple[Shape, torch.device], Workspace]] = WeakValueDictionary()
 
 

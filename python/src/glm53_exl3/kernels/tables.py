@@ -1,4 +1,4 @@
-"""Addresses of each expert's tensors on the device, as exl3_moe reads them."""
+"""Addresses of each expert's tensors on the device, as compiled kernels read them."""
 
 from __future__ import annotations
 

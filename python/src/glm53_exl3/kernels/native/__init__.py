@@ -1,0 +1,1 @@
+"""The native backend: MoE kernels of this project, `python/csrc/native`."""
