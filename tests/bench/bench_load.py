@@ -76,7 +76,8 @@ def write_bench_pack(directory: Path, num_layers: int, num_experts: int) -> Path
 
 def _plain_tensors(num_layers: int, num_experts: int) -> dict[str, torch.Tensor]:
     def linear(outputs: int, inputs: int) -> torch.Tensor:
-        return torch.randn(outputs, inputs, dtype=torch.bfloat16)
+        # Scaled, so that activations stay near 1 and a router does not prefer a few experts.
+        return (torch.randn(outputs, inputs) * inputs**-0.5).bfloat16()
 
     tensors = {f"{name}.weight": linear(VOCABULARY, HIDDEN) for name in ("model.embed_tokens", "lm_head")}
     tensors["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
@@ -131,7 +132,7 @@ def _config(num_layers: int, num_experts: int) -> dict[str, Any]:
         "n_routed_experts": num_experts,
         "num_experts_per_tok": 8,
         "n_shared_experts": 1,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 8192,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         "n_group": 1,
         "topk_group": 1,

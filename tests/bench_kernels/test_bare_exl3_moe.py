@@ -12,9 +12,10 @@ from bench_kernels.test_measure import CPU, settings
 from glm53_exl3.bench_kernels import bare_exl3_moe
 from glm53_exl3.bench_kernels.bare_exl3_moe import BareExl3Moe
 from glm53_exl3.bench_kernels.layers import random_batch, random_layer
-from glm53_exl3.bench_kernels.oracle import expected_outputs, relative_error
+from glm53_exl3.bench_kernels.oracle import expected_outputs
 from glm53_exl3.decode import dequantize, gated_silu
 from glm53_exl3.errors import KernelError
+from glm53_exl3.kernels.accuracy import relative_error
 from glm53_exl3.kernels.interface import PackedLayer
 from glm53_exl3.pins import load_pins
 

@@ -125,7 +125,7 @@ def test_a_broken_kernel_exits_with_1_after_table_and_receipt(
             output[-1] = 0
             return output
 
-    def build(layers: Sequence[PackedLayer], max_tokens: int) -> Built:
+    def build(layers: Sequence[PackedLayer], max_tokens: int, top_k: int) -> Built:
         kernel = Broken(layers[0], torch.float32, "load")
         return Built(lambda number, batch: Call(lambda: kernel(batch.x, batch.ids, batch.weights)), "broken")
 

@@ -38,6 +38,13 @@ def test_few_tokens_are_averaged_over_routings_and_many_are_not() -> None:
     assert found == {1: 8, 32: 8, 64: 4, 128: 2, 8192: 1}
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 8192])
+def test_the_same_experts_for_all_tokens_take_as_many_calls_as_their_bytes_need(tokens: int) -> None:
+    calls = floors.num_calls(GLM, (2,) * 3, tokens, H200_L2, "same")
+    assert calls == {1: 8, 64: 5, 8192: 5}[tokens]
+    assert floors.is_cold(calls * 8 * floors.expert_bytes(GLM, (2,) * 3), H200_L2)
+
+
 def test_small_layers_take_turns_up_to_a_bound() -> None:
     small = LayerShape(512, 256, 16, 4)
     assert floors.num_layers(small, (2, 2, 2), H200_L2) == floors.MOST_CALLS

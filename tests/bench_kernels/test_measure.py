@@ -12,12 +12,13 @@ from glm53_exl3.bench_kernels.backends import Backend, Built, choose, known_back
 from glm53_exl3.bench_kernels.grouped_gemm import DenseWeights
 from glm53_exl3.bench_kernels.layers import Batch, random_batch, random_layer, touched_experts
 from glm53_exl3.bench_kernels.measure import measure
-from glm53_exl3.bench_kernels.oracle import expected_outputs, relative_error
+from glm53_exl3.bench_kernels.oracle import expected_outputs
 from glm53_exl3.bench_kernels.result import KernelBench, require_right
 from glm53_exl3.bench_kernels.settings import KernelBenchSettings, Options, read_options
 from glm53_exl3.bench_kernels.timing import Call, copy_bandwidth, time_wall
 from glm53_exl3.decode import Exl3Tensor, moe_reference
 from glm53_exl3.errors import Glm53Error, KernelError
+from glm53_exl3.kernels.accuracy import relative_error
 from glm53_exl3.kernels.interface import PackedExperts, PackedLayer
 from glm53_exl3.kernels.reference import ReferenceKernel
 
@@ -36,7 +37,7 @@ def measured(asked: KernelBenchSettings, *backends: Backend) -> KernelBench:
 def backend(change: Callable[[torch.Tensor], torch.Tensor], name: str = "changed") -> Backend:
     """The reference with its output changed."""
 
-    def build(layers: Sequence[PackedLayer], max_tokens: int) -> Built:
+    def build(layers: Sequence[PackedLayer], max_tokens: int, top_k: int) -> Built:
         kernels = [ReferenceKernel(layer, torch.float32, "call") for layer in layers]
         return Built(
             lambda number, batch: Call(lambda: change(kernels[number](batch.x, batch.ids, batch.weights))), "changed"
@@ -92,7 +93,7 @@ def test_a_kernel_that_is_wrong_for_one_batch_size_only_is_found() -> None:
 
 
 def test_a_backend_that_cannot_run_is_left_out_unless_it_was_named() -> None:
-    def build(layers: Sequence[PackedLayer], max_tokens: int) -> Built:
+    def build(layers: Sequence[PackedLayer], max_tokens: int, top_k: int) -> Built:
         raise KernelError("extension-missing", "no extension", hint="build it")
 
     missing = Backend("missing", build, captured=True)
@@ -148,6 +149,18 @@ def test_a_token_names_different_experts_and_skew_prefers_the_first(routing: str
     share = (batch.ids < 8).float().mean().item()
     # An eighth of the experts takes an eighth of the choices, or nearly half of them.
     assert share == pytest.approx(0.125, abs=0.03) if routing == "uniform" else share > 0.4
+
+
+def test_all_tokens_of_a_call_may_go_to_the_same_experts() -> None:
+    asked = settings(routing="same", experts=64, top_k=4)
+    first, second = (random_batch(asked, 50, number, CPU) for number in (0, 1))
+    assert first.ids.is_contiguous()
+    assert len(touched_experts(first)) == 4
+    assert all(ids == first.ids[0].tolist() for ids in first.ids.tolist())
+    assert touched_experts(first) != touched_experts(second)
+    found = measured(asked)
+    require_right(found)
+    assert [row.experts for row in found.rows] == [4, 4]
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
@@ -207,8 +220,8 @@ def test_bandwidth_counts_what_is_read_and_what_is_written() -> None:
 
 def test_a_device_knows_its_backends() -> None:
     on_gpu = known_backends(torch.device("cuda"))
-    assert list(on_gpu) == ["exllamav3", "exl3_moe", "reference"]
-    assert [each.captured for each in on_gpu.values()] == [True, True, False]
+    assert list(on_gpu) == ["native", "exllamav3", "exl3_moe", "decoded", "reference"]
+    assert [each.captured for each in on_gpu.values()] == [True, True, True, True, False]
     assert [each.name for each in choose(("reference", "exl3_moe"), on_gpu, "cuda")] == ["reference", "exl3_moe"]
     with pytest.raises(Glm53Error, match="no backend exllamav3 on cpu") as caught:
         choose(("exllamav3",), known_backends(CPU), "cpu")

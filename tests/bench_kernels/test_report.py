@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench_kernels.results import cell, result, row
+from bench_kernels.results import cell, result, row, spread
 from glm53_exl3.bench.errors import BenchError
 from glm53_exl3.bench.report import number
 from glm53_exl3.bench_kernels.report import head_lines, table_lines, time_text
-from glm53_exl3.bench_kernels.result import require_right
+from glm53_exl3.bench_kernels.result import Cell, require_right
 
 
 def test_a_row_has_times_ratios_error_and_overhead() -> None:
@@ -33,6 +33,32 @@ def test_a_row_has_times_ratios_error_and_overhead() -> None:
         "+4.0 us (+1.4%)",
     ]  # fmt: skip
     assert lines[3:] == ["exllamav3: built", "exl3_moe: built"]
+
+
+def test_what_others_take_is_told_in_times_of_native() -> None:
+    found = result(
+        row(1, native=cell(60.0), exllamav3=cell(300.0), decoded=replace(cell(90.0), tolerance=None)),
+        row(8, native=cell(400.0), exllamav3=cell(1000.0), decoded=replace(cell(5000.0), tolerance=None)),
+    )
+    lines = table_lines(found)
+    assert lines[1].split()[-6:] == ["exllamav3", "/", "native", "decoded", "/", "native"]
+    assert [line.split()[-2:] for line in lines[2:4]] == [["5", "1.5"], ["2.5", "12.5"]]
+    rows = json.loads(json.dumps(found.to_json(), allow_nan=False))["rows"]
+    assert rows[1]["over_native"] == {"exllamav3": 2.5, "decoded": 12.5}
+    assert result(row(1, exllamav3=cell(300.0))).to_json()["rows"][0]["over_native"] == {}
+
+
+def test_outputs_that_mean_nothing_are_not_judged() -> None:
+    found = result(row(1, decoded=Cell(spread(90.0), "graph", math.inf, None), native=cell(60.0)))
+    require_right(found)
+    (line,) = (line for line in table_lines(found) if line.split()[0] == "1")
+    assert "90.0 (89.0-92.0)" in line
+    assert "not finite" not in line
+    decoded = found.to_json()["rows"][0]["backends"]["decoded"]
+    assert (decoded["error"], decoded["tolerance"]) == (None, None)
+    wrong = result(row(1, decoded=Cell(spread(90.0), "graph", 1.0, None), native=cell(60.0, 0.1)))
+    with pytest.raises(BenchError, match=r"native at T=1 by 0\.1\n"):
+        require_right(wrong)
 
 
 def test_no_overhead_without_both_and_no_ratio_without_a_floor() -> None:
@@ -61,6 +87,10 @@ def test_the_head_says_where_and_what() -> None:
     assert lines[1].endswith("experts 288, top 8, bits 2-3-2, mcg, limit 10")
     assert lines[3].endswith("at the 4000 GB/s of a copy")
     assert lines[-1] == "kernels  exllamav3 rrrrrrrr, sm 9.0a"
+    with_native = result(row(1, native=cell(60.0)))
+    native = {"version": "0.1.0", "arch_list": "12.1a"}
+    lines = head_lines(replace(with_native, machine={**with_native.machine, "native": native}))
+    assert lines[-2:] == ["kernels  exllamav3 rrrrrrrr, sm 9.0a", "kernels  native 0.1.0, sm 12.1a"]
     assert head_lines(result(gpu=False))[0] == "machine  a CPU, 2 threads, torch 2.11.0, CUDA none"
 
 

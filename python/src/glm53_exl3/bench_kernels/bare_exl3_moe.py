@@ -13,11 +13,12 @@ import torch
 
 from glm53_exl3.bench_kernels.layers import Batch
 from glm53_exl3.bench_kernels.timing import Call
-from glm53_exl3.kernels.exllamav3.extension import load_extension, require_arch
+from glm53_exl3.kernels.exllamav3.extension import load_extension
 from glm53_exl3.kernels.exllamav3.kernel import require_codebook
 from glm53_exl3.kernels.exllamav3.shape import MAX_ROWS, TILE_ROWS
-from glm53_exl3.kernels.exllamav3.tables import AddressTables
+from glm53_exl3.kernels.extension import require_arch
 from glm53_exl3.kernels.interface import FixedWeights, PackedLayer
+from glm53_exl3.kernels.tables import AddressTables
 
 _SILU_GATED: Final = 0
 #: As the backend passes it: a known number would have to be read back from the GPU.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from glm53_exl3.bench_kernels.settings import LayerShape
+from glm53_exl3.bench_kernels.settings import LayerShape, Routing
 
 _SCALE_BYTES: Final = 2
 _BITS_A_BYTE: Final = 8
@@ -30,14 +30,19 @@ def layer_bytes(shape: LayerShape, bits: Sequence[int]) -> int:
     return shape.experts * expert_bytes(shape, bits)
 
 
-def expected_experts(shape: LayerShape, tokens: int) -> float:
-    """Different experts that a batch touches on average, by uniform routing: E * (1 - (1 - k/E)^T)."""
+def expected_experts(shape: LayerShape, tokens: int, routing: Routing = "uniform") -> float:
+    """Different experts that a batch touches on average, by uniform routing: E * (1 - (1 - k/E)^T).
+
+    By skewed routing they are fewer, and this is a bound.
+    """
+    if routing == "same":
+        return shape.top_k
     return shape.experts * (1 - (1 - shape.top_k / shape.experts) ** tokens)
 
 
-def num_calls(shape: LayerShape, bits: Sequence[int], tokens: int, l2_bytes: int) -> int:
+def num_calls(shape: LayerShape, bits: Sequence[int], tokens: int, l2_bytes: int, routing: Routing = "uniform") -> int:
     """Calls, each with a routing of its own, that one replay makes."""
-    touched = max(1.0, expected_experts(shape, tokens) * expert_bytes(shape, bits))
+    touched = max(1.0, expected_experts(shape, tokens, routing) * expert_bytes(shape, bits))
     averaged = max(1, min(_ROUTINGS, _ENOUGH_TOKENS // tokens))
     return min(MOST_CALLS, max(averaged, int(-(-COLD * l2_bytes // touched))))
 

@@ -95,12 +95,13 @@ def random_batch(settings: KernelBenchSettings, tokens: int, number: int, device
 
 def _route(routing: Routing, shape: LayerShape, tokens: int, generator: torch.Generator) -> torch.Tensor:
     """Experts int64 `[T, top_k]`, drawn without replacement: the largest of log-probabilities plus Gumbel noise."""
-    uniform = torch.rand(tokens, shape.experts, device=generator.device, generator=generator)
+    rows = 1 if routing == "same" else tokens
+    uniform = torch.rand(rows, shape.experts, device=generator.device, generator=generator)
     scores = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-6)))
     if routing == "skewed":
         scores -= torch.log1p(torch.arange(shape.experts, device=generator.device))
     chosen: torch.Tensor = scores.topk(shape.top_k).indices
-    return chosen
+    return chosen.expand(tokens, -1)
 
 
 def touched_experts(batch: Batch) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from glm53_exl3.bench.conditions import load_average, machine_conditions, program_conditions
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.exllamav3.extension import load_extension
+from glm53_exl3.kernels.native import extension as native_extension
 from glm53_exl3.probes.gpu import read_gpus
 from glm53_exl3.probes.host import Host, LiveHost
 
@@ -27,6 +28,7 @@ def describe_machine(device: torch.device, host: Host | None = None) -> dict[str
         "cuda": torch.version.cuda,
         "gpu": _gpu(device, host) if device.type == "cuda" else None,
         "extension": _extension() if device.type == "cuda" else None,
+        "native": _native() if device.type == "cuda" else None,
         "program": program_conditions(host),
     }
 
@@ -62,6 +64,14 @@ def _extension() -> dict[str, Any] | None:
         "arch_list": module.arch_list,
         "moe_arity": module.moe_arity,
     }
+
+
+def _native() -> dict[str, Any] | None:
+    try:
+        module = native_extension.load_extension()
+    except KernelError:
+        return None
+    return {"version": module.version, "arch_list": module.arch_list}
 
 
 def free_bytes(device: torch.device) -> int:

@@ -14,11 +14,12 @@ from glm53_exl3.bench_kernels.floors import expert_bytes, is_cold, num_calls, nu
 from glm53_exl3.bench_kernels.grouped_gemm import dense_bytes, random_dense
 from glm53_exl3.bench_kernels.layers import Batch, random_batch, random_layer, touched_experts
 from glm53_exl3.bench_kernels.machine import describe_machine, free_bytes, give_back, l2_bytes
-from glm53_exl3.bench_kernels.oracle import expected_outputs, relative_error
+from glm53_exl3.bench_kernels.oracle import expected_outputs
 from glm53_exl3.bench_kernels.result import Cell, KernelBench, Row
 from glm53_exl3.bench_kernels.settings import KernelBenchSettings
 from glm53_exl3.bench_kernels.timing import Call, Timed, copy_bandwidth, time_graph, time_wall
 from glm53_exl3.errors import KernelError
+from glm53_exl3.kernels.accuracy import relative_error
 from glm53_exl3.kernels.interface import PackedLayer
 
 
@@ -94,7 +95,9 @@ def make_workloads(
     """Batches of each size with what they have to give; on a CPU, where nothing is rotated, one call each."""
     workloads: list[Workload] = []
     for tokens in settings.tokens:
-        calls = num_calls(settings.shape, settings.bits, tokens, cache) if device.type == "cuda" else 1
+        calls = 1
+        if device.type == "cuda":
+            calls = num_calls(settings.shape, settings.bits, tokens, cache, settings.routing)
         batches = [random_batch(settings, tokens, number, device) for number in range(calls)]
         workloads.append(Workload(tokens, [number % len(layers) for number in range(calls)], batches, []))
     outputs: dict[int, torch.Tensor] = {}
@@ -120,14 +123,15 @@ def _time_backend(
     device: torch.device,
 ) -> tuple[str, list[Cell]]:
     in_graph = backend.captured and device.type == "cuda"
-    built = backend.build(layers, max(settings.tokens))
+    built = backend.build(layers, max(settings.tokens), settings.shape.top_k)
     cells: list[Cell] = []
     for workload in workloads:
         calls = [built.prepare(number, batch) for number, batch in zip(workload.layers, workload.batches, strict=True)]
         timed = _time(calls, settings.repeat, device, in_graph=in_graph)
         pairs = zip(timed.outputs, workload.expected, strict=True)
         error = max(relative_error(found, expected) for found, expected in pairs)
-        cells.append(Cell(timed.microseconds, "graph" if in_graph else "wall", error, backend.tolerance))
+        tolerance = backend.tolerance if built.is_compared else None
+        cells.append(Cell(timed.microseconds, "graph" if in_graph else "wall", error, tolerance))
     return built.detail, cells
 
 

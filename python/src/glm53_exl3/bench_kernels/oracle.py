@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -50,14 +49,3 @@ def _full_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference relative to the largest value; infinite when an output is not finite or of another shape."""
-    if found.shape != expected.shape:
-        return math.inf
-    if not expected.numel():
-        return 0.0
-    difference = (found.float() - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
-    error = float(difference)
-    return error if math.isfinite(error) else math.inf

@@ -8,7 +8,7 @@ from typing import Final
 
 from glm53_exl3.bench.figures import Spread
 from glm53_exl3.bench.report import spread_text, table
-from glm53_exl3.bench_kernels.result import Cell, KernelBench, Row
+from glm53_exl3.bench_kernels.result import NATIVE, Cell, KernelBench, Row, over_native
 from glm53_exl3.bench_kernels.settings import BARE
 
 _NOTHING: Final = "-"
@@ -37,6 +37,8 @@ def head_lines(result: KernelBench) -> list[str]:
     ]
     if extension:
         lines.append(f"kernels  exllamav3 {extension['revision']}, sm {extension['arch_list']}")
+    if native := machine.get("native"):
+        lines.append(f"kernels  native {native['version']}, sm {native['arch_list']}")
     return lines
 
 
@@ -47,6 +49,8 @@ def table_lines(result: KernelBench) -> list[str]:
     heading = ["T", "experts", "bytes", "gemm"]
     for name in names:
         heading += [name, "x bytes", "x gemm", "error"]
+    others = [name for name in names if name != NATIVE] if NATIVE in names else []
+    heading += [f"{name} / {NATIVE}" for name in others]
     heading += [f"{_AROUND_BARE} over {BARE}"] if overhead else []
     rows = [_cells(result, row, names, overhead=overhead) for row in result.rows]
     return ["microseconds of a call, median (p10-p90)", *table(heading, rows), *_notes(result, names)]
@@ -65,6 +69,7 @@ def _cells(result: KernelBench, row: Row, names: Sequence[str], *, overhead: boo
             ratio_text(middle, row.gemm.p50 if row.gemm else None),
             error_text(cell),
         ]
+    cells += [f"{ratio:.3g}" for ratio in over_native(row).values()]
     return cells + ([overhead_text(row.cells[_AROUND_BARE], row.cells[BARE])] if overhead else [])
 
 
@@ -83,7 +88,9 @@ def ratio_text(value: float, floor: float | None) -> str:
 
 
 def error_text(cell: Cell) -> str:
-    """An error, loudly when it is too large."""
+    """An error, loudly when it is too large; nothing where it means nothing."""
+    if cell.tolerance is None:
+        return _NOTHING
     text = f"{cell.error:.1e}" if math.isfinite(cell.error) else "not finite"
     return text if cell.is_right else f"WRONG {text}"
 

@@ -14,6 +14,7 @@ from glm53_exl3.bench_kernels.floors import floor_microseconds
 from glm53_exl3.bench_kernels.settings import KernelBenchSettings
 
 SCHEMA: Final = 1
+NATIVE: Final = "native"
 #: `graph`: replays of a CUDA graph between events of the GPU. `wall`: calls from Python, waited for.
 Clock = Literal["graph", "wall"]
 
@@ -26,25 +27,25 @@ class Cell:
         microseconds: of a call.
         clock: what measured them.
         error: largest difference from the reference relative to its largest value, over all calls of a replay.
-        tolerance: largest error that is right.
+        tolerance: largest error that is right; None where outputs mean nothing.
     """
 
     microseconds: Spread
     clock: Clock
     error: float
-    tolerance: float
+    tolerance: float | None
 
     @property
     def is_right(self) -> bool:
-        """Whether the outputs are those of the reference."""
-        return self.error <= self.tolerance
+        """Whether the outputs are those of the reference, where they are to be."""
+        return self.tolerance is None or self.error <= self.tolerance
 
     def to_json(self) -> dict[str, Any]:
-        """As the receipt has it; an error that is not finite is null."""
+        """As the receipt has it; an error that is not finite or means nothing is null."""
         return {
             "microseconds": asdict(self.microseconds),
             "clock": self.clock,
-            "error": self.error if math.isfinite(self.error) else None,
+            "error": self.error if self.tolerance is not None and math.isfinite(self.error) else None,
             "tolerance": self.tolerance,
         }
 
@@ -130,8 +131,18 @@ class KernelBench:
             "cold": row.cold,
             "bytes_floor_microseconds": self.bytes_floor(row),
             "gemm_microseconds": None if row.gemm is None else asdict(row.gemm),
+            "over_native": over_native(row),
             "backends": {name: cell.to_json() for name, cell in row.cells.items()},
         }
+
+
+def over_native(row: Row) -> dict[str, float]:
+    """How many times the median of the native backend each other one takes; empty without it."""
+    native = row.cells.get(NATIVE)
+    if native is None:
+        return {}
+    others = {name: cell.microseconds.p50 for name, cell in row.cells.items() if name != NATIVE}
+    return {name: middle / native.microseconds.p50 for name, middle in others.items()}
 
 
 def require_right(result: KernelBench) -> None:
@@ -147,7 +158,7 @@ def require_right(result: KernelBench) -> None:
         if not cell.is_right
     ]
     if wrong:
-        tolerances = {cell.tolerance for row in result.rows for cell in row.cells.values()}
+        tolerances = {cell.tolerance for row in result.rows for cell in row.cells.values() if cell.tolerance}
         raise BenchError(
             "kernel-wrong",
             f"outputs differ from the reference: {', '.join(wrong)}",

@@ -12,9 +12,11 @@ from glm53_exl3.format.tensors import HADAMARD
 from glm53_exl3.kernels.exllamav3.shape import MAX_TOP_K
 
 Profile = Literal["glm-5.3-flash", "small"]
-Routing = Literal["uniform", "skewed"]
+Routing = Literal["uniform", "skewed", "same"]
 #: The kernel of exllamav3 alone, which no engine calls: its rows are sorted and zeroed before the clock starts.
 BARE: Final = "exl3_moe"
+#: Decoding to 16 bits and dense products.
+DECODED: Final = "decoded"
 
 _MOST_TOKENS: Final = 65536
 _MOST_EXPERTS: Final = 4096
@@ -62,7 +64,8 @@ class KernelBenchSettings:
         limit: SwiGLU limit, 0 for none.
         backends: names; None for all that run here.
         repeat: replays that count, at most: slow ones are repeated less.
-        routing: `uniform`, or `skewed`, where the expert of rank r is chosen in proportion to 1 / (r + 1).
+        routing: `uniform`; `skewed`, where the expert of rank r is chosen in proportion to 1 / (r + 1); `same`, where
+            all tokens of a call go to the same top_k experts.
         seed: of weights, activations and routing.
     """
 

@@ -30,7 +30,11 @@ def kernels(
     ] = None,
     repeat: Annotated[int, typer.Option(help="Replays that count, at most; slow ones are repeated less.")] = 30,
     routing: Annotated[
-        str, typer.Option(metavar="uniform|skewed", help="Experts alike, or the r-th in proportion to 1/r.")
+        str,
+        typer.Option(
+            metavar="uniform|skewed|same",
+            help="Experts alike, the r-th in proportion to 1/r, or the same for all tokens.",
+        ),
     ] = "uniform",
     seed: Annotated[int, typer.Option(help="Of weights, activations and routing.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the receipt here.")] = None,
