@@ -13,6 +13,7 @@ from glm53_exl3.cli.main import application
 from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.errors import KernelError, PlanError
 from glm53_exl3.kernels.exllamav3.shape import shape_for
+from glm53_exl3.kernels.native.scratch import scratch_for
 from support.synthetic_pack import write_synthetic_pack
 
 
@@ -30,13 +31,13 @@ def test_the_k2_pack_is_planned_from_its_headers(k2: Path) -> None:
     plan, code = plan_json(
         str(k2), "--memory", "113", "--context", "262144", "--speculation", "mtp", "--no-prefix-caching"
     )
-    shape = shape_for(4096, 2048, 288, 6, 2048)
+    shape, scratch = shape_for(4096, 2048, 288, 6, 2048), scratch_for(4096, 2048, 288, 8, 2048)
     assert code == 0
     assert plan["fits"]
     assert plan["problems"] == []
     assert plan["kv_cache"]["block_tokens"] == 8_704
     assert plan["kv_cache"]["bytes"] == 42 * 71_964_672
-    assert plan["parts"]["expert scratch"] == shape.num_bytes + shape.buffer_bytes
+    assert plan["parts"]["expert scratch"] == shape.num_bytes + shape.buffer_bytes + scratch.num_bytes
     assert "decoded experts" not in plan["parts"]
     # 91.017 GiB of shards, less their headers.
     assert plan["parts"]["weights"] == pytest.approx(97_728_721_536, rel=1e-3)
@@ -57,7 +58,8 @@ def test_decoded_experts_are_counted_by_option_and_variable(k2: Path, monkeypatc
     called, _ = plan_json(*common)
     assert called["parts"]["decoded experts"] == one
     assert called["parts"]["weights"] == packed["parts"]["weights"]
-    assert "decoded experts" not in plan_json(*common, "--kernel", "exllamav3")[0]["parts"]
+    for kernel in ("native", "exllamav3"):
+        assert "decoded experts" not in plan_json(*common, "--kernel", kernel)[0]["parts"]
     monkeypatch.setenv("GLM53_EXL3_KERNEL", "exllama")
     assert isinstance(CliRunner().invoke(application(), ["plan", *common]).exception, KernelError)
 

@@ -141,9 +141,10 @@ def test_backend_that_cannot_run_is_refused_on_a_gpu_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for arguments, error in (
-        ([], "extension-missing: glm53_exl3_exllamav3_ext is not installed"),
+        ([], "extension-missing: glm53_exl3_kernels is not installed"),
         (["--kernel", "reference"], "reference-graphs: "),
-        (["--kernel", "exllamav3", "--enforce-eager"], "extension-missing: "),
+        (["--kernel", "exllamav3", "--enforce-eager"], "extension-missing: glm53_exl3_exllamav3_ext is not installed"),
+        (["--kernel", "native", "--enforce-eager"], "extension-missing: glm53_exl3_kernels is not installed"),
         (["--kernel", "marlin"], "setting-choice: --kernel is 'marlin'"),
     ):
         result = demo("--no-enforce-eager", "--port", str(free_port()), *arguments)

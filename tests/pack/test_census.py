@@ -96,15 +96,17 @@ def test_runtimes_and_kernels_of_the_full_pack(inventory: Inventory) -> None:
         "fork": True,
         "upstream": True,
         "reference": True,
+        "native": True,
         "exllamav3": True,
     }
 
 
-def test_codebook_without_kernel_instances_is_for_the_reference_only(tmp_path: Path) -> None:
+def test_3inst_is_for_the_native_kernels_and_the_reference(tmp_path: Path) -> None:
     stated = {"quant_method": "exl3", "bits": 2, "codebook": "3inst"}
     pack = write_pack(tmp_path, PackRecipe(bits={1: 2}, stated=stated, codebook="3inst"))
     judged = {verdict.name: verdict for verdict in verdicts(read_inventory(pack))}
     assert judged["reference"].able
+    assert judged["native"].able
     assert not judged["exllamav3"].able
     assert "layer 1 has the codebook 3inst" in judged["exllamav3"].reasons[0]
 

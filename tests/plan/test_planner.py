@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from glm53_exl3.errors import PlanError
-from glm53_exl3.kernels.settings import KernelSettings
+from glm53_exl3.kernels.native.scratch import scratch_for
+from glm53_exl3.kernels.settings import Backend, KernelSettings
 from glm53_exl3.plan.geometry import Glm5NextAttention, PlainAttention, model_geometry
 from glm53_exl3.plan.memory import (
     DECODED_EXPERTS,
@@ -84,18 +85,41 @@ def test_geometry_refuses_a_size_that_is_none_by_its_name(field: str, value: obj
     assert caught.value.id == "plan-config"
 
 
-def test_expert_scratch_is_288_mib_at_2048_rows_and_the_buffers_of_a_launch() -> None:
+def scratch_of(backend: Backend, tokens: int) -> int:
+    return expert_scratch_bytes(K2, ServerShape(max_batched_tokens=tokens, kernels=KernelSettings(backend)))
+
+
+def test_scratch_of_exllamav3_is_288_mib_at_2048_rows_and_the_buffers_of_a_launch() -> None:
     for tokens, rows, scratch in ((2048, 2048, 288 << 20), (128, 128, 18 << 20), (65_536, 2048, 288 << 20)):
         # Activations in fp16, sums in fp32, token and weight of up to 32 choices, and where each expert begins.
         buffers = rows * (4096 * 6 + 32 * 10) + 289 * 8
-        assert expert_scratch_bytes(K2, tokens) == scratch + buffers
+        assert scratch_of("exllamav3", tokens) == scratch + buffers
 
 
-#: A layer of 288 experts at two bits, its MTP layer, and one that only the reference can run.
+def test_scratch_of_native_is_what_the_backend_asks_for() -> None:
+    for tokens in (1, 128, 2048, 65_536):
+        # 8 experts a token, as GLM-5.3-Flash has.
+        assert scratch_of("native", tokens) == scratch_for(4096, 2048, 288, 8, tokens).num_bytes
+    # Of each choice two fp16 rows of the input and one of what is between up and down; the rest is small.
+    assert 320 << 20 < scratch_of("native", 2048) < 336 << 20
+
+
+def test_auto_needs_the_scratch_of_both_while_it_finds_out_which_is_faster() -> None:
+    for tokens in (1, 2048):
+        assert scratch_of("auto", tokens) == scratch_of("native", tokens) + scratch_of("exllamav3", tokens)
+    assert scratch_of("reference", 2048) == 0
+
+
+def test_experts_of_a_token_are_those_of_the_config() -> None:
+    assert (K2.experts_per_token, model_geometry(TEXT | {"num_experts_per_tok": 6}).experts_per_token) == (8, 6)
+
+
+#: A layer of 288 experts at two bits, its MTP layer, one that only the reference can run, and one of `3inst`.
 VALUES = 288 * 3 * 4096 * 2048
 LAYER = ExpertLayer(288, VALUES // 4, VALUES)
 MTP_LAYER = replace(LAYER, is_mtp=True)
-ODD_LAYER = replace(LAYER, has_kernel=False)
+ODD_LAYER = replace(LAYER, backends=frozenset())
+NATIVE_LAYER = replace(LAYER, backends=frozenset({"native"}))
 
 
 def parts_of(layers: tuple[ExpertLayer, ...], kernels: KernelSettings, mtp: bool = False) -> dict[str, int]:
@@ -126,7 +150,14 @@ def test_auto_decodes_only_the_layers_without_kernels() -> None:
     assert parts[DECODED_EXPERTS] == 2 * VALUES
     assert "expert scratch" in parts
     assert "expert scratch" not in parts_of((ODD_LAYER,), KernelSettings())
-    assert DECODED_EXPERTS not in parts_of((LAYER, ODD_LAYER), KernelSettings("exllamav3"))
+    assert DECODED_EXPERTS not in parts_of((LAYER, NATIVE_LAYER), KernelSettings())
+    assert DECODED_EXPERTS not in parts_of((NATIVE_LAYER,), KernelSettings("native"))
+
+
+def test_layers_that_the_one_backend_there_is_lacks_kernels_for_are_decoded() -> None:
+    # What `serve` plans by where `auto` has but exllamav3; by name it refuses such a pack.
+    parts = parts_of((LAYER, NATIVE_LAYER), KernelSettings("exllamav3"))
+    assert parts[DECODED_EXPERTS] == 2 * VALUES
 
 
 def test_decoded_experts_that_do_not_fit_are_named_with_what_keeps_them_packed() -> None:
@@ -135,10 +166,10 @@ def test_decoded_experts_that_do_not_fit_are_named_with_what_keeps_them_packed()
     plan = plan_memory(PlanRequest(context_tokens=8_192, server=server), K2, weights, host(113.0))
     assert [problem.id for problem in plan.problems] == ["plan-memory"]
     assert f"decoded experts take {42 * 2 * VALUES / GIB:.1f} GiB" in plan.problems[0].hint
-    assert "--kernel exllamav3" in plan.problems[0].hint
+    assert "--kernel auto" in plan.problems[0].hint
     assert "GLM53_EXL3_DECODE=call" in plan.problems[0].hint
     odd = plan_memory(PlanRequest(), K2, replace(K2_WEIGHTS, experts=(ODD_LAYER,) * 42), host(113.0))
-    assert "exllamav3 has no kernels for them: GLM53_EXL3_DECODE=call" in odd.problems[0].hint
+    assert "no kernels take them: GLM53_EXL3_DECODE=call" in odd.problems[0].hint
 
 
 def test_mtp_weights_count_only_with_mtp() -> None:

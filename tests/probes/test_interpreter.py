@@ -13,8 +13,11 @@ from types import ModuleType
 
 import pytest
 
+from glm53_exl3 import __version__
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.exllamav3 import extension
+from glm53_exl3.kernels.extension import require_arch
+from glm53_exl3.kernels.native import extension as native
 from glm53_exl3.probes import plugin, runtime
 from glm53_exl3.probes.in_runtime import report
 from glm53_exl3.probes.in_runtime.report import count_arguments
@@ -131,6 +134,43 @@ def test_extension_without_a_symbol_is_named(modules: Path) -> None:
 
 def test_symbols_are_those_that_the_plugin_asks_for() -> None:
     assert extension._FUNCTIONS == report.SYMBOLS
+    assert native._FUNCTIONS == report.NATIVE_SYMBOLS
+    assert (extension.MODULE, native.MODULE) == (report.EXTENSION, report.NATIVE)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "measured"),
+    [
+        (f"run_layer = scratch_bytes = print\nversion = {__version__!r}\n", "ok", f"version {__version__}"),
+        ("run_layer = scratch_bytes = print\nversion = '0.0.9'\n", "fail", "is of version 0.0.9, the plugin of"),
+        ("run_layer = scratch_bytes = print\n", "fail", "is of no stated version, the plugin of"),
+        (f"run_layer = print\nversion = {__version__!r}\n", "fail", "lacks scratch_bytes"),
+        ("import other_library\n", "fail", "ModuleNotFoundError: No module named 'other_library'"),
+    ],
+)
+def test_native_kernels_have_to_be_of_this_version(modules: Path, text: str, status: str, measured: str) -> None:
+    (modules / f"{native.MODULE}.py").write_text(text)
+    result = plugin.check_native(read_runtime(sys.executable, {"torch": 30.0, "native": 30.0}))
+    assert result.status == status
+    assert measured in result.measured
+    assert status == "ok" or "tools/extension/build.py native" in result.hint
+
+
+def test_one_of_the_two_extensions_is_enough_unless_the_other_kills_who_imports_it(modules: Path) -> None:
+    (modules / f"{native.MODULE}.py").write_text(f"run_layer = scratch_bytes = print\nversion = {__version__!r}\n")
+    limits = dict.fromkeys(("torch", "extension", "native"), 30.0)
+    statuses = [result.status for result in plugin.check_kernels(read_runtime(sys.executable, limits))]
+    assert statuses == ["warn", "ok"]
+    (modules / f"{EXTENSION}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    statuses = [result.status for result in plugin.check_kernels(read_runtime(sys.executable, limits))]
+    assert statuses == ["fail", "ok"]
+    write_extension(modules, 30)
+    (modules / f"{native.MODULE}.py").unlink()
+    statuses = [result.status for result in plugin.check_kernels(read_runtime(sys.executable, limits))]
+    assert statuses == ["ok", "warn"]
+    (modules / f"{EXTENSION}.py").unlink()
+    statuses = [result.status for result in plugin.check_kernels(read_runtime(sys.executable, limits))]
+    assert statuses == ["fail", "fail"]
 
 
 @pytest.mark.parametrize("archs", ["12.1a", "9.0a 12.1a", "9.0a;12.1a", "12.1"])
@@ -143,10 +183,10 @@ def test_extension_for_these_gpus_is_right_for_preflight_and_plugin(modules: Pat
         module = ModuleType(EXTENSION)
         module.arch_list = archs  # type: ignore[attr-defined]
         if plugin.check_extension(seen).status == "ok":
-            extension.require_arch(module, capability)
+            require_arch(module, capability)
         else:
             with pytest.raises(KernelError):
-                extension.require_arch(module, capability)
+                require_arch(module, capability)
         assert plugin.check_extension(seen).status == ("ok" if capability == (12, 1) else "fail")
 
 

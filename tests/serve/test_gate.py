@@ -15,12 +15,20 @@ from glm53_exl3.serve.settings import Settings
 from support.hosts import RecordedHost, healthy_record, merged
 from support.serving import settings_of
 
-MISSING = {"value": None, "error": "ModuleNotFoundError: No module named 'glm53_exl3_exllamav3_ext'"}
 AUTO, REFERENCE = KernelSettings(), KernelSettings("reference")
 
 
-def spark(**extension: Any) -> RecordedHost:
-    return RecordedHost(merged(healthy_record(), {"runtime": {"extension": extension}}))
+def missing(module: str) -> dict[str, Any]:
+    return {"value": None, "error": f"ModuleNotFoundError: No module named '{module}'"}
+
+
+NO_EXLLAMAV3 = {"extension": missing("glm53_exl3_exllamav3_ext")}
+NO_NATIVE = {"native": missing("glm53_exl3_kernels")}
+NEITHER = NO_EXLLAMAV3 | NO_NATIVE
+
+
+def spark(**runtime: Any) -> RecordedHost:
+    return RecordedHost(merged(healthy_record(), {"runtime": runtime}))
 
 
 def unchecked(**flags: Any) -> Settings:
@@ -41,6 +49,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_spark_with_its_extension_runs_what_was_asked_for() -> None:
     assert opened(unchecked(), spark()) == (AUTO, SKIPPED)
     assert opened(unchecked(kernel="exllamav3"), spark())[0] == KernelSettings("exllamav3")
+    assert opened(unchecked(kernel="native"), spark())[0] == KernelSettings("native")
 
 
 def test_graphs_of_the_reference_are_refused_before_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,17 +62,46 @@ def test_graphs_of_the_reference_are_refused_before_a_preflight(monkeypatch: pyt
     assert caught.value.id == "reference-graphs"
 
 
-@pytest.mark.parametrize("flags", [{}, {"kernel": "exllamav3", "enforce_eager": True}, {"memory_plan": False}])
-def test_missing_extension_is_refused_without_preflight_too(flags: dict[str, Any]) -> None:
-    with pytest.raises(KernelError, match="glm53_exl3_exllamav3_ext is not installed") as caught:
-        opened(unchecked(**flags), spark(**MISSING))
+@pytest.mark.parametrize(
+    ("flags", "runtime", "module"),
+    [
+        ({}, NEITHER, "glm53_exl3_kernels"),
+        ({"memory_plan": False}, NEITHER, "glm53_exl3_kernels"),
+        ({"kernel": "exllamav3", "enforce_eager": True}, NO_EXLLAMAV3, "glm53_exl3_exllamav3_ext"),
+        ({"kernel": "native", "enforce_eager": True}, NO_NATIVE, "glm53_exl3_kernels"),
+    ],
+)
+def test_missing_extension_is_refused_without_preflight_too(
+    flags: dict[str, Any], runtime: dict[str, Any], module: str
+) -> None:
+    with pytest.raises(KernelError, match=f"{module} is not installed") as caught:
+        opened(unchecked(**flags), spark(**runtime))
     assert caught.value.id == "extension-missing"
 
 
-def test_eager_engine_without_the_extension_is_planned_as_the_reference_that_it_will_run() -> None:
-    kernels, said = opened(unchecked(enforce_eager=True), spark(**MISSING))
+@pytest.mark.parametrize("flags", [{}, {"enforce_eager": True}])
+@pytest.mark.parametrize(
+    ("runtime", "left", "module"),
+    [(NO_EXLLAMAV3, "native", "glm53_exl3_exllamav3_ext"), (NO_NATIVE, "exllamav3", "glm53_exl3_kernels")],
+)
+def test_auto_with_one_extension_is_planned_as_that_backend_and_names_the_other(
+    flags: dict[str, Any], runtime: dict[str, Any], left: str, module: str
+) -> None:
+    kernels, said = opened(unchecked(**flags), spark(**runtime))
+    assert kernels.backend == left
+    assert f"extension-missing: {module} is not installed; the experts run by the {left} backend" in said
+
+
+def test_extension_that_nobody_asked_for_is_not_missed() -> None:
+    assert opened(unchecked(kernel="native"), spark(**NO_EXLLAMAV3)) == (KernelSettings("native"), SKIPPED)
+    assert opened(unchecked(kernel="exllamav3"), spark(**NO_NATIVE)) == (KernelSettings("exllamav3"), SKIPPED)
+
+
+def test_eager_engine_without_extensions_is_planned_as_the_reference_that_it_will_run() -> None:
+    kernels, said = opened(unchecked(enforce_eager=True), spark(**NEITHER))
     assert kernels == REFERENCE
     assert "extension-missing: glm53_exl3_exllamav3_ext is not installed; the experts run by the reference" in said
+    assert "extension-missing: glm53_exl3_kernels is not installed; the experts run by the reference" in said
 
 
 def test_nobody_asks_for_an_extension_that_nothing_depends_on() -> None:
@@ -80,17 +118,36 @@ def test_machine_without_a_gpu_runs_the_reference() -> None:
     assert opened(unchecked(), RecordedHost(record)) == (REFERENCE, SKIPPED)
 
 
-@pytest.mark.parametrize(("flags", "refused"), [({}, True), ({"kernel": "reference", "enforce_eager": True}, False)])
-def test_preflight_fails_for_the_extension_only_where_it_is_needed(
-    flags: dict[str, Any], refused: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "runtime", "refused", "warned"),
+    [
+        ({}, NEITHER, {"moe-extension", "native-kernels"}, set()),
+        ({}, NO_EXLLAMAV3, set(), {"moe-extension"}),
+        ({}, NO_NATIVE, set(), {"native-kernels"}),
+        ({"kernel": "exllamav3"}, NO_EXLLAMAV3, {"moe-extension"}, set()),
+        ({"kernel": "exllamav3"}, NEITHER, {"moe-extension"}, {"native-kernels"}),
+        ({"kernel": "native"}, NO_NATIVE, {"native-kernels"}, set()),
+        ({"kernel": "native"}, NO_EXLLAMAV3, set(), {"moe-extension"}),
+        ({"kernel": "reference", "enforce_eager": True}, NEITHER, set(), {"moe-extension", "native-kernels"}),
+        ({"enforce_eager": True}, NEITHER, set(), {"moe-extension", "native-kernels"}),
+    ],
+)
+def test_preflight_fails_for_an_extension_only_where_it_is_needed(
+    flags: dict[str, Any],
+    runtime: dict[str, Any],
+    refused: set[str],
+    warned: set[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # The pack is not there, which a preflight names in any case.
     with pytest.raises(ServerError) as caught:
-        runnable_kernels(settings_of(**flags), spark(**MISSING), print)
+        runnable_kernels(settings_of(**flags), spark(**runtime), print)
     assert caught.value.id == "preflight-failed"
     assert "pack-present: " in caught.value.what
-    assert ("moe-extension: " in caught.value.what) == refused
-    assert ("warning: moe-extension: " in capsys.readouterr().out) != refused
+    said = capsys.readouterr().out
+    for id in ("moe-extension", "native-kernels"):
+        assert (f"{id}: " in caught.value.what) == (id in refused)
+        assert (f"warning: {id}: " in said) == (id in warned)
 
 
 def test_the_gate_needs_no_torch() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.pins import load_pins
 from glm53_exl3.plan.geometry import Glm5NextAttention, ModelGeometry
 from glm53_exl3.plan.kv_cache import CacheLayout, CacheOptions, cache_layout
@@ -31,6 +32,7 @@ GLM53_FLASH: Final = ModelGeometry(
     ),
     hidden_size=4096,
     num_experts=288,
+    experts_per_token=8,
     expert_size=2048,
     widest_layer=12288,
     residual_streams=4,
@@ -85,7 +87,9 @@ def _parts(case: dict[str, Any]) -> dict[str, int]:
     mtp_bytes = _EXPERT_BYTES[case["pack"]] + _MTP_REST_BYTES
     weights = PackWeights(load_pins().packs[case["pack"]].weight_bytes - mtp_bytes, mtp_bytes)
     tokens = case["speculative_tokens"]
-    server = ServerShape(speculation="mtp" if tokens else "none", speculative_tokens=tokens)
+    # What was measured ran one backend, with the scratch of exl3_moe.
+    kernels = KernelSettings("exllamav3")
+    server = ServerShape(speculation="mtp" if tokens else "none", speculative_tokens=tokens, kernels=kernels)
     return dict(memory_parts(GLM53_FLASH, weights, server))
 
 

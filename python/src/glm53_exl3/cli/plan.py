@@ -45,7 +45,9 @@ def plan(
     ] = None,
     kernel: Annotated[
         Backend | None,
-        typer.Option(help="Which backend runs the experts; that of GLM53_EXL3_KERNEL by default, else auto."),
+        typer.Option(
+            help="Which backend runs the experts; that of GLM53_EXL3_KERNEL by default, else auto, both compiled ones."
+        ),
     ] = None,
     discrete: Annotated[
         bool, typer.Option("--discrete", help="The GPU has memory of its own, which --memory states.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,6 +22,7 @@ _TESTED: Final = (
 _INDEX_TOPK: Final = 2048
 #: exllamav3's fused MoE kernel has no instances of `3inst`.
 _FUSED_CODEBOOKS: Final = frozenset({"mcg", "mul1"})
+_UNTRIED: Final = "not yet run on a GB10"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def verdicts(inventory: Inventory) -> tuple[Verdict, ...]:
     """What can serve the pack. Whether it fits into memory is another question: `glm53-exl3 plan`."""
     reasons, notes = _of_any_runtime(inventory)
     runtimes = [Verdict(name, "runtime", not reasons, (*reasons, *notes)) for name in load_pins().runtimes]
-    return (*runtimes, _reference(inventory), _exllamav3(inventory))
+    return (*runtimes, _reference(inventory), _native(inventory), _exllamav3(inventory))
 
 
 def _of_any_runtime(inventory: Inventory) -> tuple[list[str], list[str]]:
@@ -74,25 +75,40 @@ def _reference(inventory: Inventory) -> Verdict:
     )
 
 
-def has_fused_kernel(layer: MoELayer) -> bool:
-    """Whether exllamav3's MoE kernels decode a layer: all its experts have one codebook, and there are kernels for it.
+def compiled_backends(layer: MoELayer) -> frozenset[str]:
+    """Compiled backends that decode a layer: all its experts have one codebook, and there are kernels for it.
 
-    `exllamav3.kernel.require_codebook` says the same of loaded tensors.
+    `require_codebook` of `kernels/exllamav3` and `codebook_of` of `kernels/native` say the same of loaded tensors.
     """
     codebooks = {projection.codebook for projection in layer.projections.values()}
-    return len(codebooks) == 1 and codebooks <= _FUSED_CODEBOOKS
+    if len(codebooks) > 1:
+        return frozenset()
+    return frozenset({"native", "exllamav3"} if codebooks <= _FUSED_CODEBOOKS else {"native"})
 
 
-def layers_without_kernel(inventory: Inventory) -> list[MoELayer]:
-    """Layers that only the reference backend can run, in their order."""
-    return sorted((each for each in inventory.layers.values() if not has_fused_kernel(each)), key=lambda one: one.layer)
+def layers_outside(inventory: Inventory, backends: Collection[str]) -> list[MoELayer]:
+    """Layers that none of these compiled backends can run, in their order."""
+    outside = (each for each in inventory.layers.values() if compiled_backends(each).isdisjoint(backends))
+    return sorted(outside, key=lambda one: one.layer)
+
+
+def _native(inventory: Inventory) -> Verdict:
+    others = layers_outside(inventory, ("native",))
+    reasons: tuple[str, ...] = () if inventory.layers else ("no EXL3 experts",)
+    if others:
+        reasons = (f"layer {others[0].layer} has several codebooks",)
+    return Verdict("native", "kernel", not reasons, reasons or (f"its kernels take every layer, on a GPU; {_UNTRIED}",))
 
 
 def _exllamav3(inventory: Inventory) -> Verdict:
-    others = layers_without_kernel(inventory)
+    others = layers_outside(inventory, ("exllamav3",))
     reasons: tuple[str, ...] = () if inventory.layers else ("no EXL3 experts",)
     if others:
+        codebooks = " and ".join(sorted({projection.codebook for projection in others[0].projections.values()}))
         reasons = (
-            f"layer {others[0].layer} has the codebook 3inst; the fused kernel has instances of mcg and mul1 only",
+            f"layer {others[0].layer} has the codebook {codebooks}; its fused kernel has instances of mcg and mul1, "
+            "one a layer",
         )
-    return Verdict("exllamav3", "kernel", not reasons, reasons or ("its fused kernel takes every layer, on a GPU",))
+    return Verdict(
+        "exllamav3", "kernel", not reasons, reasons or (f"its fused kernel takes every layer, on a GPU; {_UNTRIED}",)
+    )

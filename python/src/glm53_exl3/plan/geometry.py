@@ -16,6 +16,8 @@ from glm53_exl3.pack.files import CONFIG_FILE
 
 _GLM5NEXT: Final = ("glm5_next", "glm5_next_text")
 _LINEAR: Final = "linear_attention"
+#: Of GLM-5.3-Flash.
+_EXPERTS_PER_TOKEN: Final = 8
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class ModelGeometry:
         attention: one of the two families.
         hidden_size: channels between layers.
         num_experts: routed experts of a layer, 0 when it is not stated.
+        experts_per_token: of the routed ones, 8 when it is not stated.
         expert_size: intermediate channels of one routed expert.
         widest_layer: channels of the widest intermediate of a layer.
         residual_streams: hidden states that are carried side by side (`hc_mult`), 1 for most models.
@@ -79,6 +82,7 @@ class ModelGeometry:
     attention: PlainAttention | Glm5NextAttention
     hidden_size: int
     num_experts: int
+    experts_per_token: int
     expert_size: int
     widest_layer: int
     residual_streams: int
@@ -100,6 +104,7 @@ def model_geometry(config: Mapping[str, Any]) -> ModelGeometry:
         attention=_glm5next(text) if text.raw.get("model_type") in _GLM5NEXT else _plain(text),
         hidden_size=text.size("hidden_size"),
         num_experts=text.count("n_routed_experts") or text.count("num_experts"),
+        experts_per_token=text.count("num_experts_per_tok") or _EXPERTS_PER_TOKEN,
         expert_size=text.size("moe_intermediate_size"),
         widest_layer=max(text.size("intermediate_size", 1), text.size("moe_intermediate_size")),
         residual_streams=text.size("hc_mult", 4 if text.raw.get("model_type") in _GLM5NEXT else 1),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from glm53_exl3.kernels.exllamav3.shape import SMS_PER_EXPERT, shape_for
+from glm53_exl3.kernels.native.scratch import scratch_for
 from glm53_exl3.kernels.settings import KernelSettings
 from glm53_exl3.plan.geometry import ModelGeometry, PlainAttention
 
@@ -40,6 +41,8 @@ INDEXER_LOGITS_MIB: Final = 64
 #: What vLLM's processes take of a unified memory outside CUDA, which its accounting leaves out
 #: (MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks issue 118).
 _HOST_PROCESS_BYTES: Final = int(5.6 * GIB)
+#: Backends with kernels, which need scratch.
+COMPILED: Final = frozenset({"native", "exllamav3"})
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,14 @@ class ExpertLayer:
         num_experts: of the layer.
         packed_bytes: trellis, suh and svh of all of them.
         num_weights: elements of their matrices.
-        has_kernel: whether exllamav3's MoE kernels take their codebook.
+        backends: compiled ones that take their codebook.
         is_mtp: whether it is a multi-token-prediction layer.
     """
 
     num_experts: int
     packed_bytes: int
     num_weights: int
-    has_kernel: bool = True
+    backends: frozenset[str] = COMPILED
     is_mtp: bool = False
 
 
@@ -116,7 +119,7 @@ def memory_parts(model: ModelGeometry, weights: PackWeights, server: ServerShape
     parts = {
         "weights": loaded - dropped,
         DECODED_EXPERTS: _decoded_bytes(referred, server.kernels),
-        "expert scratch": expert_scratch_bytes(model, server.max_batched_tokens) if has_scratch else 0,
+        "expert scratch": expert_scratch_bytes(model, server) if has_scratch else 0,
         "loading": int(loaded * _LOADING_SHARE),
         "CUDA context": _CONTEXT_BYTES,
         "activations": activation_bytes(model, server),
@@ -126,16 +129,27 @@ def memory_parts(model: ModelGeometry, weights: PackWeights, server: ServerShape
     return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
 
 
-def expert_scratch_bytes(model: ModelGeometry, max_batched_tokens: int) -> int:
-    """What the exllamav3 backend works in on a GB10, shared by all layers: the same sums as the backend's own."""
+def expert_scratch_bytes(model: ModelGeometry, server: ServerShape) -> int:
+    """What compiled backends work in on a GB10, shared by all layers: the same sums as their own.
+
+    `auto` builds both to find out which is faster, so that it needs both while it loads.
+    """
     shape = shape_for(
-        model.hidden_size, model.expert_size, model.num_experts, _SMS // SMS_PER_EXPERT, max_batched_tokens
+        model.hidden_size, model.expert_size, model.num_experts, _SMS // SMS_PER_EXPERT, server.max_batched_tokens
     )
-    return shape.num_bytes + shape.buffer_bytes
+    scratch = scratch_for(
+        model.hidden_size, model.expert_size, model.num_experts, model.experts_per_token, server.max_batched_tokens
+    )
+    sizes = {"exllamav3": shape.num_bytes + shape.buffer_bytes, "native": scratch.num_bytes}
+    return sum(sizes[backend] for backend in _compiled(server.kernels))
+
+
+def _compiled(kernels: KernelSettings) -> frozenset[str]:
+    return COMPILED if kernels.backend == "auto" else COMPILED & {kernels.backend}
 
 
 def _runs_by_reference(layer: ExpertLayer, kernels: KernelSettings) -> bool:
-    return kernels.backend == "reference" or (kernels.backend == "auto" and not layer.has_kernel)
+    return layer.backends.isdisjoint(_compiled(kernels))
 
 
 def _decoded_bytes(layers: Sequence[ExpertLayer], kernels: KernelSettings) -> int:

@@ -276,5 +276,5 @@ def _keep_packed(plan: MemoryPlan) -> str:
     size = f"{DECODED_EXPERTS} take {plan.parts[DECODED_EXPERTS] / GIB:.1f} GiB"
     call = f"{DECODE_VARIABLE}=call keeps them packed and decodes for each batch, far slower still"
     if plan.request.server.kernels.backend == "reference":
-        return f"{size}: --kernel exllamav3 keeps them packed; without it {call}"
-    return f"{size}, as exllamav3 has no kernels for them: {call}"
+        return f"{size}: --kernel auto keeps them packed; without it {call}"
+    return f"{size}, as no kernels take them: {call}"

@@ -11,7 +11,7 @@ from glm53_exl3.pack.census import census
 from glm53_exl3.pack.inventory import Inventory, read_inventory
 from glm53_exl3.pack.moe_layers import MoELayer
 from glm53_exl3.pack.safetensors_header import read_header
-from glm53_exl3.pack.serving import has_fused_kernel
+from glm53_exl3.pack.serving import compiled_backends
 from glm53_exl3.plan.geometry import ModelGeometry, model_geometry, plain_attention
 from glm53_exl3.plan.memory import ExpertLayer, PackWeights
 
@@ -69,7 +69,7 @@ def _expert_layer(layer: MoELayer, *, is_mtp: bool) -> ExpertLayer:
         num_experts=layer.num_experts,
         packed_bytes=layer.num_experts * packed_bytes,
         num_weights=layer.num_experts * num_weights,
-        has_kernel=has_fused_kernel(layer),
+        backends=compiled_backends(layer),
         is_mtp=is_mtp,
     )
 

@@ -24,6 +24,7 @@ MODEL: Final = Check("glm5next", "GLM-5.3-Flash in vLLM", "runtime")
 EXL3: Final = Check("exl3-plugin", "exl3 in vLLM", "runtime")
 RIVALS: Final = Check("exl3-rivals", "other EXL3 plugins", "runtime")
 EXTENSION: Final = Check("moe-extension", "exllamav3's MoE kernels", "runtime")
+NATIVE: Final = Check("native-kernels", "this project's MoE kernels", "runtime")
 KPOOL: Final = Check("kpool-tail", "K-pool tail fix", "runtime")
 
 PRESENT: Final = Check("pack-present", "pack", "pack")
@@ -51,6 +52,7 @@ SLOW: Final = (
     EXL3,
     RIVALS,
     EXTENSION,
+    NATIVE,
     KPOOL,
 )
 #: Made of a pack.

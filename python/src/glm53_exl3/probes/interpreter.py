@@ -25,6 +25,7 @@ LIMITS: Final[Mapping[str, float]] = {
     "torch": 120,
     "cuda": 60,
     "extension": 60,
+    "native": 60,
     "vllm": 180,
     "registry": 60,
     "exl3": 180,
@@ -34,6 +35,7 @@ LIMITS: Final[Mapping[str, float]] = {
 _NEEDS: Final[Mapping[str, str]] = {
     "cuda": "torch",
     "extension": "torch",
+    "native": "torch",
     "vllm": "torch",
     "registry": "vllm",
     "exl3": "vllm",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from glm53_exl3 import __version__
 from glm53_exl3.pins import capabilities, load_pins
-from glm53_exl3.probes.catalogue import EXL3, EXTENSION, KPOOL, RIVALS
+from glm53_exl3.probes.catalogue import EXL3, EXTENSION, KPOOL, NATIVE, RIVALS
 from glm53_exl3.probes.environment import ENTRY_POINT
 from glm53_exl3.probes.interpreter import Fact, RuntimeFacts
-from glm53_exl3.probes.result import CheckResult
+from glm53_exl3.probes.result import Check, CheckResult
 from glm53_exl3.probes.runtime import pip, unavailable
 
 _OURS: Final = "glm53_exl3."
 _DISTRIBUTION: Final = "glm53-exl3"
 _EXTENSION_MODULE: Final = "glm53_exl3_exllamav3_ext"
+_NATIVE_MODULE: Final = "glm53_exl3_kernels"
 #: exl3_moe of exllamav3 takes this many arguments in these releases.
 _ARITY_RELEASES: Final[Mapping[int, str]] = {29: "0.0.x", 30: "1.4.x", 35: "1.5.0 or newer"}
 _DECISIVE: Final = ("mapping", "in-place", "positions")
@@ -60,22 +63,57 @@ def check_extension(facts: RuntimeFacts) -> CheckResult:
     """The extension has to load, have the functions that the plugin calls with its arguments, and code for the GPU."""
     pins = load_pins()
     build = f"build it from exllamav3 {pins.exllamav3_version} for torch {pins.torch}; with Nix: nix run .#serve"
-    error = facts.facts.get("extension", Fact()).error
-    if "undefined symbol" in error:
-        return EXTENSION.fail(f"built for another torch than {_torch(facts)}: {error}", build)
-    if error.startswith("ModuleNotFoundError") and _EXTENSION_MODULE in error:
-        return EXTENSION.fail(f"{_EXTENSION_MODULE} is not installed", build)
-    if (broken := unavailable(EXTENSION, facts, "extension", build)) is not None:
+    if (broken := _unloaded(EXTENSION, facts, "extension", _EXTENSION_MODULE, build)) is not None:
         return broken
     value = facts.value("extension")
+    return _arity(str(value["file"]), value["arity"], build)
+
+
+def check_native(facts: RuntimeFacts) -> CheckResult:
+    """As :func:`check_extension` of this project's own kernels, which have to be of this version of the package."""
+    build = f"build it with tools/extension/build.py native for torch {load_pins().torch}; with Nix: nix run .#serve"
+    if (broken := _unloaded(NATIVE, facts, "native", _NATIVE_MODULE, build)) is not None:
+        return broken
+    value = facts.value("native")
+    if value["version"] != __version__:
+        found = f"version {value['version']}" if value["version"] else "no stated version"
+        return NATIVE.fail(f"{value['file']} is of {found}, the plugin of {__version__}", build)
+    return NATIVE.ok(f"{value['file']}, version {value['version']}")
+
+
+def _unloaded(check: Check, facts: RuntimeFacts, fact: str, module: str, build: str) -> CheckResult | None:
+    """What keeps an extension from running, None for nothing."""
+    error = facts.facts.get(fact, Fact()).error
+    if "undefined symbol" in error:
+        return check.fail(f"built for another torch than {_torch(facts)}: {error}", build)
+    if error.startswith("ModuleNotFoundError") and module in error:
+        return check.fail(f"{module} is not installed", build)
+    if (broken := unavailable(check, facts, fact, build)) is not None:
+        return broken
+    value = facts.value(fact)
     if value["missing"]:
-        return EXTENSION.fail(f"{value['file']} lacks {', '.join(value['missing'])}", build)
+        return check.fail(f"{value['file']} lacks {', '.join(value['missing'])}", build)
     archs, capability = str(value.get("arch_list", "")), facts.value("cuda").get("capability", "")
     if archs and capability and capability not in capabilities(archs):
-        return EXTENSION.fail(
+        return check.fail(
             f"{value['file']} has code for {archs}, none for this GPU of {capability}", f"{build}, with --arch"
         )
-    return _arity(str(value["file"]), value["arity"], build)
+    return None
+
+
+def check_kernels(facts: RuntimeFacts) -> tuple[CheckResult, CheckResult]:
+    """Both extensions. A failure of one is a warning where the other is right, whose kernels then run the experts.
+
+    One that ends or hangs whoever imports it stays a failure: `auto` imports both.
+    """
+    found = {"extension": check_extension(facts), "native": check_native(facts)}
+    one_runs = any(result.status == "ok" for result in found.values())
+    harmless = {name for name in found if one_runs and not facts.facts.get(name, Fact()).hung}
+    extension, native = (
+        replace(result, status="warn") if result.status == "fail" and name in harmless else result
+        for name, result in found.items()
+    )
+    return extension, native
 
 
 def _arity(file: str, arity: int | None, build: str) -> CheckResult:
@@ -119,6 +157,7 @@ def check_kpool(facts: RuntimeFacts) -> CheckResult:
 PLUGIN_CHECKS: Final[tuple[Callable[[RuntimeFacts], CheckResult], ...]] = (
     check_exl3,
     check_rivals,
-    check_extension,
+    lambda facts: check_kernels(facts)[0],
+    lambda facts: check_kernels(facts)[1],
     check_kpool,
 )

@@ -47,6 +47,7 @@ _BY_HAND: Final[Mapping[str, str]] = {
     "torch": "torch",
     "cuda": "torch; torch.cuda.init()",
     "extension": "torch, glm53_exl3_exllamav3_ext",
+    "native": "torch, glm53_exl3_kernels",
     "vllm": "vllm",
     "registry": "vllm.model_executor.models.registry",
     "exl3": "glm53_exl3.engine.plugin",

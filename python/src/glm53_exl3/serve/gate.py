@@ -15,7 +15,6 @@ from glm53_exl3.pack.inventory import Inventory, read_inventory
 from glm53_exl3.plan.memory import GIB
 from glm53_exl3.plan.planner import MemoryPlan, plan_memory
 from glm53_exl3.plan.sources import plan_sources
-from glm53_exl3.probes.catalogue import EXTENSION
 from glm53_exl3.probes.host import Host, LiveHost
 from glm53_exl3.probes.memory import HostMemory, read_host_memory
 from glm53_exl3.probes.preflight import PreflightOptions, run_preflight
@@ -48,15 +47,15 @@ def open_gate(settings: Settings, say: Callable[[str], None]) -> MemoryPlan | No
     """
     if not settings.headless:
         require_free(settings.port, settings.host)
-    kernels = runnable_kernels(settings, LiveHost(), say)
+    runs = runnable_kernels(settings, LiveHost(), say)
     shards = _shards(settings)
     if settings.page_cache == "drop":
         _apply("drop", shards, say)
     inventory = read_inventory(settings.pack)
     inventory.require_sound()
-    if kernels.backend != "reference":
-        backend.require_layers(settings, kernels, inventory)
-    plan = _plan(settings, kernels, inventory, shards, say) if settings.memory_plan else None
+    if runs.backend != "reference":
+        backend.require_layers(settings, backend.chosen_kernels(settings, os.environ), runs, inventory)
+    plan = _plan(settings, runs, inventory, shards, say) if settings.memory_plan else None
     if settings.page_cache == "warm":
         # After the plan, which counts what is in the cache as used.
         _apply("warm", shards, say)
@@ -71,30 +70,43 @@ def runnable_kernels(settings: Settings, host: Host, say: Callable[[str], None])
         host: the machine.
         say: prints one line for the user.
 
+    Returns:
+        The choice; where `auto` has but one compiled backend to choose from, that one, where none, the reference.
+
     Raises:
         ServerError: `preflight-failed`.
         KernelError: the backend that is asked for cannot run here.
     """
     kernels = backend.chosen_kernels(settings, os.environ)
-    on_gpu = backend.require_runnable(settings, kernels, host)
-    must = on_gpu and backend.must_run_exllamav3(settings, kernels)
+    candidates = backend.require_runnable(settings, kernels, host)
     if settings.preflight:
         report = _preflight(settings, host)
-        _require_clean(report, say, spared=() if must else (EXTENSION.id,))
-        lacks = any(result.id == EXTENSION.id for result in report.of("fail"))
+        lacks = backend.lacking(report.results, candidates)
+        _require_clean(report, say, {backend.CHECKS[name].id for name in backend.forbidding(lacks, settings, kernels)})
+        names = set(lacks)
     else:
         say(SKIPPED)
-        lacks = on_gpu and (must or settings.memory_plan) and _lacks_extension(host, say, must=must)
-    return kernels if on_gpu and not lacks else replace(kernels, backend="reference")
+        names = _lacking_unchecked(settings, kernels, candidates, host, say)
+    return backend.without(kernels, names) if candidates else replace(kernels, backend="reference")
 
 
-def _lacks_extension(host: Host, say: Callable[[str], None], *, must: bool) -> bool:
-    fault = backend.extension_fault(host)
-    if fault is not None and must:
-        raise fault
-    if fault is not None:
-        say(f"warning: {fault.id}: {fault.what}; the experts run by the reference backend, exact and slow")
-    return fault is not None
+def _lacking_unchecked(
+    settings: Settings, kernels: KernelSettings, candidates: frozenset[str], host: Host, say: Callable[[str], None]
+) -> set[str]:
+    """Compiled backends that cannot run, found without a preflight where something depends on it."""
+    if not candidates or not (settings.memory_plan or backend.must_run_compiled(settings, kernels)):
+        return set()
+    facts = backend.extension_facts(host)
+    lacks = backend.lacking(backend.extension_results(facts), candidates)
+    forbidding = backend.forbidding(lacks, settings, kernels)
+    others = " or ".join(sorted(candidates - set(lacks)))
+    instead = f"the {others} backend" if others else "the reference backend, exact and slow"
+    for name, result in lacks.items():
+        fault = backend.extension_fault(name, result, facts)
+        if name in forbidding:
+            raise fault
+        say(f"warning: {fault.id}: {fault.what}; the experts run by {instead}")
+    return set(lacks)
 
 
 def _preflight(settings: Settings, host: Host) -> Report:
@@ -102,11 +114,20 @@ def _preflight(settings: Settings, host: Host) -> Report:
     return run_preflight(options, host)
 
 
-def _require_clean(report: Report, say: Callable[[str], None], spared: Collection[str] = ()) -> None:
-    """Refuse a report with failures; those of a check that is spared are warnings."""
-    failures = [result for result in report.of("fail") if result.id not in spared]
-    for result in [*report.of("warn"), *(one for one in report.of("fail") if one.id in spared)]:
-        say(f"warning: {result.id}: {result.measured}; {result.hint}")
+def _require_clean(report: Report, say: Callable[[str], None], needed: Collection[str]) -> None:
+    """Refuse a report with failures.
+
+    Args:
+        report: of preflight.
+        say: prints one line for the user.
+        needed: checks of compiled backends without which nothing can run, whatever their status; others are warnings.
+    """
+    kernels = {check.id for check in backend.CHECKS.values()}
+    found = [*report.of("fail"), *report.of("warn")]
+    failures = [one for one in found if one.id in needed or (one.status == "fail" and one.id not in kernels)]
+    for result in found:
+        if result not in failures:
+            say(f"warning: {result.id}: {result.measured}; {result.hint}")
     if failures:
         raise ServerError(
             "preflight-failed",

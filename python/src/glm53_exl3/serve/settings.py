@@ -147,7 +147,7 @@ class Settings:
         default=None,
         metadata=_about(
             "string",
-            "Which backend runs the experts.",
+            "Which backend runs the experts; auto takes the fastest right one on a GPU.",
             choices=get_args(Backend),
             by_default=f"{KERNEL_VARIABLE} of the environment, else auto",
         ),

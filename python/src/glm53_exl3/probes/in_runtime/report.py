@@ -23,6 +23,9 @@ from typing import Any
 EXTENSION = "glm53_exl3_exllamav3_ext"
 #: What the plugin calls, `kernels/exllamav3/extension.py`.
 SYMBOLS = ("exl3_moe", "exl3_moe_max_concurrency", "run_layer")
+NATIVE = "glm53_exl3_kernels"
+#: What the plugin calls of it, `kernels/native/extension.py`.
+NATIVE_SYMBOLS = ("run_layer", "scratch_bytes")
 ARCHITECTURES = ("Glm5NextForConditionalGeneration", "Glm5NextMTPModel")
 PLUGIN_GROUP = "vllm.general_plugins"
 
@@ -91,6 +94,18 @@ def extension() -> dict[str, Any]:
         "file": getattr(module, "__file__", "") or "",
         "missing": missing,
         "arity": arity,
+        "arch_list": str(getattr(module, "arch_list", "")),
+    }
+
+
+def native() -> dict[str, Any]:
+    """This project's own kernels: symbols, the version of this package that they belong to, and their GPUs."""
+    importlib.import_module("torch")
+    module = importlib.import_module(NATIVE)
+    return {
+        "file": getattr(module, "__file__", "") or "",
+        "missing": [name for name in NATIVE_SYMBOLS if not hasattr(module, name)],
+        "version": str(getattr(module, "version", "")),
         "arch_list": str(getattr(module, "arch_list", "")),
     }
 
@@ -166,6 +181,7 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": torch,
     "cuda": cuda,
     "extension": extension,
+    "native": native,
     "vllm": vllm,
     "registry": registry,
     "exl3": exl3,
