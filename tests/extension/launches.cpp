@@ -66,7 +66,7 @@ int main() {
         // A device with room for a block of each unit, and one without, take other kernels.
         for (const int multiprocessors : {1 << 20, 1}) {
             const Device device{0, multiprocessors, true};
-            if (variant.decode(DecodeCall{layer, batch, {}, 0}, device, nullptr) != cudaSuccess) return 1;
+            if (variant.decode(DecodeCall{layer, batch, {}, 0, 1}, device, nullptr) != cudaSuccess) return 1;
             if (variant.prefill(PrefillCall{layer, batch, {}, 0}, device, nullptr) != cudaSuccess) return 1;
         }
     }
