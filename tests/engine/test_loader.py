@@ -8,7 +8,7 @@ import torch
 
 from glm53_exl3.engine.loader import ExpertLoader, local_shard
 from glm53_exl3.engine.parameters import ExpertParameters, local_sizes
-from glm53_exl3.errors import FormatError, PackError
+from glm53_exl3.errors import FormatError, KernelError, PackError
 from glm53_exl3.format.names import parse_expert, split_tensor
 from glm53_exl3.pack.inventory import read_inventory
 from glm53_exl3.pack.moe_layers import MoELayer
@@ -40,7 +40,7 @@ class Rank:
         )
         self.module = torch.nn.Module()
         self.loader = ExpertLoader(layer, sizes, local_expert)
-        self.parameters = ExpertParameters(self.module, layer, sizes, self.loader)
+        self.parameters = ExpertParameters(self.module, layer, self.loader.sizes, self.loader)
         self.loader.views = self.parameters.views
 
     def load(self, name: str, tensor: torch.Tensor) -> bool | None:
@@ -71,12 +71,14 @@ def prepared(tmp_path: Path, recipe: PackRecipe) -> tuple[MoELayer, dict[str, to
 
 
 STATED = {"quant_method": "exl3"}
+BY_PROJECTION = PackRecipe(bits={1: (2, 3, 4)}, stated=STATED, width=256)
+BY_EXPERT = PackRecipe(bits={1: [(2, 3, 4), (2, 3, 6), (2, 3, 4), (2, 5, 4)]}, stated=STATED, width=256)
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> tuple[MoELayer, dict[str, torch.Tensor]]:
-    """A layer whose gate, up and down have 2, 3 and 4 bits; wide enough for two ranks."""
-    return prepared(tmp_path, PackRecipe(bits={1: (2, 3, 4)}, stated=STATED, width=256))
+@pytest.fixture(params=[BY_PROJECTION, BY_EXPERT], ids=["by projection", "by expert"])
+def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[MoELayer, dict[str, torch.Tensor]]:
+    """A layer whose gate, up and down have 2, 3 and 4 bits, but for some experts; wide enough for two ranks."""
+    return prepared(tmp_path, request.param)
 
 
 def test_every_tensor_lands_in_its_view(mixed: tuple[MoELayer, dict[str, torch.Tensor]]) -> None:
@@ -84,11 +86,14 @@ def test_every_tensor_lands_in_its_view(mixed: tuple[MoELayer, dict[str, torch.T
     rank = Rank(layer)
     rank.load_all(tensors)
     rank.loader.require_complete()
-    for projection, bits in (("gate_proj", 2), ("up_proj", 3), ("down_proj", 4)):
+    for number, (projection, bits) in enumerate((("gate_proj", 2), ("up_proj", 3), ("down_proj", 4))):
         packed = rank.parameters.packed(projection)
-        assert packed.bits == bits
-        assert packed.trellis.is_contiguous()
+        rates = layer.rates[number]
+        assert packed.bits == (bits if len(rates) == 1 else 0)
+        assert packed.rate_text == "+".join(map(str, rates))
+        assert all(trellis.is_contiguous() for trellis in packed.trellis)
         for expert in range(layer.num_experts):
+            assert packed.rates[expert] == layer.projections[projection].bits_of(expert)
             for suffix in ("trellis", "suh", "svh"):
                 stored = tensors[layer.tensor_name(expert, projection, suffix)]
                 assert torch.equal(getattr(packed, suffix)[expert], stored)
@@ -129,6 +134,14 @@ def test_expert_parallel_rank_takes_its_experts_only(mixed: tuple[MoELayer, dict
     assert torch.equal(
         rank.parameters.packed("down_proj").trellis[1], tensors[layer.tensor_name(3, "down_proj", "trellis")]
     )
+
+
+def test_copies_of_experts_of_different_bits_are_refused(tmp_path: Path) -> None:
+    layer, _ = prepared(tmp_path, BY_EXPERT)
+    with pytest.raises(KernelError, match="experts have different bits, and ranks hold copies") as caught:
+        Rank(layer, num_experts=5)
+    assert caught.value.hint == "leave --enable-eplb out"
+    Rank(prepared(tmp_path / "even", BY_PROJECTION)[0], num_experts=5)
 
 
 def test_the_forks_call_without_return_success(mixed: tuple[MoELayer, dict[str, torch.Tensor]]) -> None:

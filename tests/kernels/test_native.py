@@ -51,7 +51,7 @@ class StandIn:
         parts = (self.packed.gate, self.packed.up, self.packed.down)
         tensors = [tensor for one in parts for tensor in (one.trellis, one.suh, one.svh)]
         assert [table.tolist() for table in call["tables"]] == [[e.data_ptr() for e in tensor] for tensor in tensors]
-        assert [rates.tolist() for rates in call["bits"]] == [[one.bits] * one.num_experts for one in parts]
+        assert [rates.tolist() for rates in call["bits"]] == [list(one.rates) for one in parts]
         assert (call["scratch"].dtype, call["weight"].dtype) == (torch.uint8, torch.float32)
         assert all(call[name].is_contiguous() for name in ("x", "expert", "weight", "output"))
         assert not call["scratch"].any()

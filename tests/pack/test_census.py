@@ -1,6 +1,7 @@
 """Bytes of a pack by kind, against figures that were worked out by hand."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from glm53_exl3.demo.faq import demo_pack
 from glm53_exl3.pack.census import KINDS, LayerRange, census, layer_ranges
 from glm53_exl3.pack.inventory import Inventory, read_inventory
 from glm53_exl3.pack.serving import verdicts
+from glm53_exl3.plan.sources import expert_layers
 from support.packs import PackRecipe, edit_config, edit_tensors, linear, write_pack
 from support.synthetic_pack import write_synthetic_pack
 
@@ -151,3 +153,20 @@ def test_command_prints_json_and_warns_of_faults(tmp_path: Path) -> None:
     result = run_inspect(pack)
     assert result.returncode == 0
     assert "the pack has 1 faults: glm53-exl3 verify" in result.stderr
+
+
+def test_experts_of_different_bits_are_shown_and_judged(tmp_path: Path) -> None:
+    recipe = PackRecipe(bits={1: [(2, 3, 4), (2, 5, 4), (2, 3, 4), (2, 3, 4)]}, stated={"quant_method": "exl3"})
+    pack = write_pack(tmp_path, recipe)
+    inventory = read_inventory(pack)
+    assert layer_ranges(inventory) == [LayerRange(1, 1, (2, (3, 5), 4), "mcg", False)]
+    judged = {verdict.name: verdict for verdict in verdicts(inventory)}
+    assert judged["native"].able
+    assert not judged["exllamav3"].able
+    assert "experts of different bits" in judged["exllamav3"].reasons[0]
+    done = run_inspect(pack)
+    assert re.search(r"^1 +2 +3\+5 +4 +mcg", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    layer = next(iter(inventory.layers.values()))
+    stored = sum(tensor.num_bytes for tensor in inventory.tensors.values() if not tensor.name.endswith(".mcg"))
+    assert expert_layers(inventory)[0].packed_bytes == stored
+    assert layer.rates == ((2,), (3, 5), (4,))

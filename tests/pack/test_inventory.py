@@ -66,6 +66,33 @@ def test_inventory_bits_differ_between_projections(tmp_path: Path) -> None:
     assert layer.bits == (2, 3, 4)
 
 
+BY_EXPERT = PackRecipe(bits={1: [(2, 3, 4), (2, 3, 6), (2, 3, 4), (2, 5, 4)]}, stated={"quant_method": "exl3"})
+
+
+def test_inventory_bits_differ_between_experts(tmp_path: Path) -> None:
+    inventory = read_inventory(write_pack(tmp_path, BY_EXPERT))
+    inventory.require_sound()
+    layer = next(iter(inventory.layers.values()))
+    assert layer.bits == (2, 3, 4)
+    assert layer.rates == ((2,), (3, 5), (4, 6))
+    assert layer.is_mixed
+    assert layer.projections["gate_proj"].expert_bits == ()
+    assert layer.projections["down_proj"].expert_bits == (4, 6, 4, 4)
+    assert [layer.projections["up_proj"].bits_of(expert) for expert in range(4)] == [3, 3, 3, 5]
+
+
+def test_experts_that_differ_contradict_one_stated_rate(tmp_path: Path) -> None:
+    stated = {"quant_method": "exl3", "bits": 2}
+    recipe = PackRecipe(bits={1: [2, 2, 5, 2]}, stated=stated)
+    faults = read_inventory(write_pack(tmp_path, recipe)).faults
+    assert {fault.id for fault in faults} == {"bits-by-expert"}
+    assert len(faults) == 3
+    assert "model.layers.1.mlp.experts.2.gate_proj.trellis has another bit rate" in faults[0].what
+    assert "quantization_config.bits says 2 for all" in faults[0].what
+    assert (faults[0].expected, faults[0].found) == ("2 bits", "5 bits")
+    assert "take bits and layer_bits out of its quantization_config" in faults[0].hint
+
+
 @pytest.mark.parametrize("marker_shape", [(), (1,)])
 @pytest.mark.parametrize("codebook", ["mcg", "mul1", "3inst"])
 def test_inventory_codebook_from_markers(tmp_path: Path, codebook: str, marker_shape: tuple[int, ...]) -> None:

@@ -207,6 +207,20 @@ def test_3inst_is_refused_where_graphs_or_a_name_leave_only_exllamav3(tmp_path: 
     backend.require_layers(settings_of(**EAGER), AUTO, EXLLAMAV3, inventory)
 
 
+def test_experts_of_different_bits_are_refused_where_graphs_or_a_name_leave_only_exllamav3(tmp_path: Path) -> None:
+    recipe = PackRecipe(bits={1: [2, 3, 2, 2]}, stated={"quant_method": "exl3"})
+    inventory = read_inventory(write_pack(tmp_path, recipe))
+    inventory.require_sound()
+    for settings, kernels in ((settings_of(), AUTO), (settings_of(kernel="exllamav3", **EAGER), EXLLAMAV3)):
+        with pytest.raises(KernelError) as caught:
+            backend.require_layers(settings, kernels, EXLLAMAV3, inventory)
+        assert caught.value.id == "exllamav3-bits"
+        assert caught.value.what == "model.layers.1.mlp.experts has experts of different bits"
+    for runs in (AUTO, KernelSettings("native")):
+        backend.require_layers(settings_of(), AUTO, runs, inventory)
+    backend.require_layers(settings_of(**EAGER), AUTO, EXLLAMAV3, inventory)
+
+
 def test_several_codebooks_in_a_layer_are_refused_where_graphs_leave_no_other(tmp_path: Path) -> None:
     whole = inventory_of(tmp_path, "mcg")
     layer = whole.layers["model.layers.1.mlp.experts"]

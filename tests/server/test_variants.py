@@ -14,6 +14,7 @@ from glm53_exl3.demo.canary import load_canary
 from glm53_exl3.demo.faq import demo_pack, load_faq
 from glm53_exl3.serve.chat import openai_client
 from support.asking import QUESTIONS, ask_all, long_stream
+from support.by_expert import write_by_expert
 from support.processes import family, survivors
 
 CANARY = load_canary(demo_pack())
@@ -36,6 +37,17 @@ def test_torch_compile_and_decoding_for_every_batch_give_the_same_answers(
     monkeypatch.setenv("GLM53_EXL3_DECODE", "call")
     with start_server(enforce_eager=False) as server:
         assert CANARY.failures(ask_all(server.command.url, streaming=False)) == []
+
+
+def test_experts_of_different_bits_answer_as_their_reference(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    """One of eight experts has 4 and 5 bits in a layer of 2; each rank holds four of them."""
+    pack = write_by_expert(tmp_path / "pack")
+    with start_server(model=pack, tensor_parallel=2, expert_parallel=True) as server:
+        answers = ask_all(server.command.url, streaming=False)
+        log = server.log_path.read_text()
+    assert load_canary(pack).failures(answers) == []
+    assert "4 EXL3 experts, mcg, bits 2+4/2+5/2+4 (gate/up/down)" in log
+    assert "4 EXL3 experts, mcg, bits 2/2/2 (gate/up/down)" in log
 
 
 def test_unquantized_model_gives_the_same_strings_and_ends_while_it_answers(start_server: Callable[..., Any]) -> None:

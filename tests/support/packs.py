@@ -17,11 +17,14 @@ MARKERS = {"mcg": MCG, "mul1": MUL1}
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
+Rates = int | tuple[int, int, int]
+
+
 @dataclass
 class PackRecipe:
-    """What a test pack holds. `bits` is K by layer, or (gate, up, down) by layer."""
+    """What a test pack holds. `bits` is K by layer, or (gate, up, down) by layer, or a list of either, by expert."""
 
-    bits: Mapping[int, int | tuple[int, int, int]] = field(default_factory=lambda: {1: 2, 2: 3})
+    bits: Mapping[int, Rates | list[Rates]] = field(default_factory=lambda: {1: 2, 2: 3})
     stated: dict[str, Any] = field(
         default_factory=lambda: {"quant_method": "exl3", "bits": 2, "codebook": "mcg", "layer_bits": {"2": 3}}
     )
@@ -61,10 +64,11 @@ def linear(rng: np.random.Generator, name: str, rows: int, columns: int, bits: i
 def expert_tensors(recipe: PackRecipe, layer: int, seed: int = 0) -> dict[str, np.ndarray]:
     """All tensors of the routed experts of one layer."""
     rng = np.random.default_rng(seed + layer)
-    bits = recipe.bits[layer]
-    rates = (bits, bits, bits) if isinstance(bits, int) else bits
+    stated = recipe.bits[layer]
     tensors: dict[str, np.ndarray] = {}
     for expert in range(recipe.num_experts):
+        bits = stated[expert] if isinstance(stated, list) else stated
+        rates = (bits, bits, bits) if isinstance(bits, int) else bits
         for projection, rate in zip(PROJECTIONS, rates, strict=True):
             rows, columns = (
                 (recipe.width, recipe.hidden) if projection == "down_proj" else (recipe.hidden, recipe.width)

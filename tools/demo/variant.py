@@ -2,6 +2,7 @@
 
     python tools/demo/variant.py FOLDER/k2 --bits 2 [--codebook mul1]
     python tools/demo/variant.py FOLDER/mixed --mixed
+    python tools/demo/variant.py FOLDER/by-expert --by-expert
 
 The tolerance is that of the demo pack, which covers 2 to 8 bits (docs/canary.md).
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from bless import CHECKPOINT
 from glm53_exl3.demo.canary import Canary, load_canary
 from glm53_exl3.demo.faq import demo_pack
+from glm53_exl3.format.names import ExpertName
 from glm53_exl3.quantize.pack import write_pack
 from glm53_exl3.quantize.plan import QuantizePlan, plan_quantization
 from reference import answers_of
@@ -24,12 +26,13 @@ from reference import answers_of
 MIX = {1: {"gate_proj": 2, "up_proj": 3, "down_proj": 2}, 2: {"gate_proj": 3, "up_proj": 2, "down_proj": 3}}
 
 
-def mixed_inside_layers(plan: QuantizePlan) -> QuantizePlan:
-    """The same plan with the bits of MIX."""
-    experts = {
-        name: replace(weight, bits=MIX[weight.expert.layer][weight.expert.projection])
-        for name, weight in plan.experts.items()
-    }
+def mixed_inside_layers(plan: QuantizePlan, *, by_expert: bool) -> QuantizePlan:
+    """The same plan with the bits of MIX, of every third expert two more."""
+
+    def bits(name: ExpertName) -> int:
+        return MIX[name.layer][name.projection] + (2 if by_expert and name.expert % 3 == 0 else 0)
+
+    experts = {name: replace(weight, bits=bits(weight.expert)) for name, weight in plan.experts.items()}
     return replace(plan, experts=experts)
 
 
@@ -48,10 +51,12 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=2, choices=range(2, 9))
     parser.add_argument("--codebook", default="mcg", choices=("mcg", "mul1"))
     parser.add_argument("--mixed", action="store_true", help="2 and 3 bits inside each layer")
+    parser.add_argument("--by-expert", action="store_true", help="the same, and 4 and 5 for some experts")
     options = parser.parse_args()
     plan = plan_quantization(CHECKPOINT, options.bits, {}, options.codebook)
-    write_pack(mixed_inside_layers(plan) if options.mixed else plan, options.target)
-    if options.mixed:
+    mixed = options.mixed or options.by_expert
+    write_pack(mixed_inside_layers(plan, by_expert=options.by_expert) if mixed else plan, options.target)
+    if mixed:
         forget_bits(options.target)
     Canary(load_canary(demo_pack()).tolerance, answers_of(options.target)).save(options.target)
 

@@ -117,7 +117,7 @@ def decoded_backend() -> Backend:
     def build(layers: Sequence[PackedLayer], max_tokens: int, top_k: int) -> Built:
         from glm53_exl3.bench_kernels.decoded_gemm import DecodedGemm, buffer_bytes
 
-        device = layers[0].gate.trellis.device
+        device = layers[0].gate.device
         method = method_for(device)
         grouped = method == "torch._grouped_mm" and 2 * buffer_bytes(layers[0]) <= free_bytes(device)
         buffer: list[torch.Tensor] = []

@@ -43,7 +43,7 @@ class BareExl3Moe:
     def __init__(self, layer: PackedLayer, max_tokens: int, scratch: list[torch.Tensor]) -> None:
         require_codebook(layer)
         self._extension: ModuleType = load_extension()
-        device = layer.gate.trellis.device
+        device = layer.gate.device
         require_arch(self._extension, torch.cuda.get_device_capability(device))
         self._experts = layer.gate.num_experts
         self._bits = [one.bits for one in (layer.gate, layer.up, layer.down)]

@@ -59,7 +59,7 @@ class DecodedGemm:
 
     def __init__(self, layer: PackedLayer, buffer: list[torch.Tensor], *, grouped: bool) -> None:
         self._extension = load_extension()
-        device = layer.gate.trellis.device
+        device = layer.gate.device
         require_arch(self._extension, torch.cuda.get_device_capability(device))
         self._layer, self._grouped = layer, grouped
         weights = layer.gate.suh.shape[1] * layer.gate.svh.shape[1]

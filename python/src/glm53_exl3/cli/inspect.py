@@ -131,7 +131,7 @@ def _layer_table(ranges: list[LayerRange]) -> Table:
     table = Table("layers", "gate", "up", "down", "codebook", box=None, pad_edge=False)
     for entry in ranges:
         name = str(entry.first) if entry.first == entry.last else f"{entry.first}-{entry.last}"
-        bits = [str(bits) for bits in entry.bits] or ["16"] * 3
+        bits = ["+".join(map(str, bits)) if isinstance(bits, tuple) else str(bits) for bits in entry.bits] or ["16"] * 3
         table.add_row(f"{name} (MTP)" if entry.is_mtp else name, *bits, entry.codebook or "not EXL3")
     return table
 

@@ -54,7 +54,9 @@ def _obstacle(module: torch.nn.Module, loader: ExpertLoader, names: Iterable[str
     """Why bytes cannot go straight into the parameters of a layer; empty when they can."""
     if sorted(loader.experts) != list(range(loader.sizes.num_experts)):
         return "ranks hold copies of experts, as with --enable-eplb"
-    memory = {view.untyped_storage().data_ptr() for view in loader.views.values()}
+    if loader.layer.is_mixed:
+        return "its experts differ in bits"
+    memory = {view.untyped_storage().data_ptr() for view in loader.views.values() if isinstance(view, torch.Tensor)}
     for name in names:
         parameter = module.get_parameter(name)
         if getattr(getattr(parameter, "weight_loader", None), "func", None) is not loader:

@@ -7,12 +7,13 @@ message. Hence the count: what is missing, or arrives twice, is an error with it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from glm53_exl3.engine.parameters import SHARDS, LocalSizes
-from glm53_exl3.errors import PackError
+from glm53_exl3.engine.parameters import SHARDS, LocalSizes, Stack
+from glm53_exl3.errors import KernelError, PackError
 from glm53_exl3.format.codebooks import MARKER_VALUES
 from glm53_exl3.format.names import Projection
 from glm53_exl3.format.tensors import SUH, SVH, TILE, TRELLIS
@@ -44,17 +45,22 @@ class ExpertLoader:
         sizes: what this rank holds.
         local_expert: local index of a global expert, -1 for one of another rank.
 
+    Raises:
+        KernelError: `layer-unsupported`, ranks hold copies of experts that differ in bits.
+
     Attributes:
-        layer, sizes: as given.
-        views: tensor with a leading expert axis by (projection, suffix).
+        layer: as given.
+        sizes: as given; with the experts where they differ in K.
+        views: tensor with a leading expert axis by (projection, suffix); one of each expert where they differ in K.
     """
 
     def __init__(self, layer: MoELayer, sizes: LocalSizes, local_expert: Callable[[int], int]) -> None:
         self.layer = layer
-        self.sizes = sizes
         self._local_expert = local_expert
+        # How large the trellis of a local expert is depends on which it is, where experts differ in bits.
+        self.sizes = replace(sizes, experts=self._local_experts(sizes.num_experts)) if layer.is_mixed else sizes
         self._loaded: dict[tuple[Projection, str], set[int]] = {}
-        self.views: Mapping[tuple[Projection, str], torch.Tensor] = {}
+        self.views: Mapping[tuple[Projection, str], Stack] = {}
 
     def __call__(
         self,
@@ -87,6 +93,16 @@ class ExpertLoader:
             self._copy(name, loaded_weight, self.views[projection, suffix][expert], projection, suffix)
             loaded.add(expert)
         return expert >= 0 if return_success else None
+
+    def _local_experts(self, num_experts: int) -> tuple[int, ...]:
+        if sorted(self.experts) != list(range(num_experts)):
+            raise KernelError(
+                "layer-unsupported",
+                f"{self.layer.block}: experts have different bits, and ranks hold copies of experts",
+                expected="each expert once",
+                hint="leave --enable-eplb out",
+            )
+        return tuple(self.experts[slot] for slot in range(num_experts))
 
     @cached_property
     def experts(self) -> dict[int, int]:

@@ -88,7 +88,7 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         )
         self._dtype = params_dtype
         self._loader = ExpertLoader(self._pack_layer, sizes, _local_expert_of(layer))
-        self._parameters = ExpertParameters(layer, self._pack_layer, sizes, self._loader)
+        self._parameters = ExpertParameters(layer, self._pack_layer, self._loader.sizes, self._loader)
         self._loader.views = self._parameters.views
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
@@ -114,13 +114,13 @@ class Exl3MoEMethod(FusedMoEMethodBase):
         )
         self._holder.kernel = kernel
         logger.info(
-            "%s: %d EXL3 experts, %s, bits %d/%d/%d (gate/up/down), %s backend",
+            "%s: %d EXL3 experts, %s, bits %s/%s/%s (gate/up/down), %s backend",
             self._prefix,
             packed.gate.num_experts,
             packed.gate.codebook,
-            packed.gate.bits,
-            packed.up.bits,
-            packed.down.bits,
+            packed.gate.rate_text,
+            packed.up.rate_text,
+            packed.down.rate_text,
             kernel.backend,
         )
         if not kernel.keeps_packed_weights:

@@ -2,7 +2,8 @@
 
 vLLM's models rename `experts.<E>.gate_proj.<suffix>` and `.up_proj.` to `w13_<suffix>`, `.down_proj.` to
 `w2_<suffix>`, so these are the names the parameters must have. Gate and up may differ in K: `w13_trellis` is
-flat, all gates before all ups, and so each projection is contiguous whatever its K.
+flat, all gates before all ups, and so each projection is contiguous whatever its K. Experts may differ in K too: their
+trellises then follow one another.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ FUSED: Final[Mapping[Projection, str]] = {"gate_proj": "w13", "up_proj": "w13", 
 SHARDS: Final[Mapping[str, Projection]] = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
+#: A tensor of every local expert: stacked, or each by itself.
+Stack = torch.Tensor | tuple[torch.Tensor, ...]
+#: Their shape, with a leading expert axis, or that of each.
+Shapes = tuple[int, ...] | list[tuple[int, int, int]]
+
+
 @dataclass(frozen=True)
 class LocalSizes:
     """What one rank holds of a layer.
@@ -36,10 +43,12 @@ class LocalSizes:
     Attributes:
         num_experts: local experts.
         channels: which intermediate channels of each expert.
+        experts: in the checkpoint, of each local one; empty where all experts are alike.
     """
 
     num_experts: int
     channels: range
+    experts: tuple[int, ...] = ()
 
 
 def local_sizes(
@@ -82,7 +91,7 @@ class ExpertParameters:
 
     Attributes:
         names: names of the registered parameters.
-        views: tensor with a leading expert axis by (projection, suffix).
+        views: tensor with a leading expert axis by (projection, suffix); one of each expert where they differ in K.
     """
 
     def __init__(
@@ -92,15 +101,15 @@ class ExpertParameters:
         # The layer owns what holds this, so that a hold on it would keep both for ever.
         self._module = weakref.ref(module)
         self.names: list[str] = []
-        self.views: dict[tuple[Projection, str], torch.Tensor] = {}
-        self._members: dict[str, list[tuple[Projection, str, tuple[int, ...]]]] = {}
+        self.views: dict[tuple[Projection, str], Stack] = {}
+        self._members: dict[str, list[tuple[Projection, str, Shapes]]] = {}
         for fused in ("w13", "w2"):
             members = [projection for projection in PROJECTIONS if FUSED[projection] == fused]
             tensors = [local_tensors(layer.projections[projection], projection, sizes) for projection in members]
             for suffix, (dtype, _) in tensors[0].items():
                 shapes = [tensor[suffix][1] for tensor in tensors]
                 name = f"{fused}_{suffix}"
-                self._register(module, name, sum(map(prod, shapes)), dtype, loader, suffix)
+                self._register(module, name, sum(map(_numel, shapes)), dtype, loader, suffix)
                 self._members[name] = [(one, suffix, shape) for one, shape in zip(members, shapes, strict=True)]
         self.refresh()
 
@@ -115,14 +124,17 @@ class ExpertParameters:
         assert module is not None, "weights were asked for after their layer was gone"
         for name, members in self._members.items():
             flat = getattr(module, name).data
-            parts = flat.split([prod(shape) for _, _, shape in members])
-            for (projection, suffix, shape), part in zip(members, parts, strict=True):
-                self.views[projection, suffix] = part.view(shape)
+            parts = flat.split([_numel(shapes) for _, _, shapes in members])
+            for (projection, suffix, shapes), part in zip(members, parts, strict=True):
+                self.views[projection, suffix] = _view(part, shapes)
 
     def packed(self, projection: Projection) -> PackedExperts:
         """The loaded experts of one projection."""
-        trellis, suh, svh = (self.views[projection, suffix] for suffix in (TRELLIS, SUH, SVH))
-        return PackedExperts(trellis, suh, svh, self._layer.projections[projection].codebook)
+        suh, svh = self.views[projection, SUH], self.views[projection, SVH]
+        assert isinstance(suh, torch.Tensor)
+        assert isinstance(svh, torch.Tensor)
+        codebook = self._layer.projections[projection].codebook
+        return PackedExperts(self.views[projection, TRELLIS], suh, svh, codebook)
 
     def layer_of(self, name: str, limit: float) -> PackedSource:
         """The weights of the whole layer, wherever they are moved; arguments as of :class:`PackedLayer`."""
@@ -164,14 +176,31 @@ class _Weights:
         return PackedLayer(self._name, gate, up, down, self._limit)
 
 
+def _numel(shapes: Shapes) -> int:
+    return sum(map(prod, shapes)) if isinstance(shapes, list) else prod(shapes)
+
+
+def _view(flat: torch.Tensor, shapes: Shapes) -> Stack:
+    if not isinstance(shapes, list):
+        return flat.view(shapes)
+    parts = flat.split([prod(shape) for shape in shapes])
+    return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+
 def local_tensors(
     spec: ProjectionSpec, projection: Projection, sizes: LocalSizes
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape, with a leading expert axis, of each tensor of one projection on this rank."""
+) -> dict[str, tuple[torch.dtype, Shapes]]:
+    """Dtype and shape, with a leading expert axis, of each tensor of one projection on this rank.
+
+    Of the trellis a shape for each local expert, without that axis, where experts differ in bits.
+    """
     width = len(sizes.channels)
     rows, columns = (spec.in_features, width) if projection != "down_proj" else (width, spec.out_features)
-    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        TRELLIS: (torch.int16, (sizes.num_experts, *trellis_shape(rows, columns, spec.bits))),
+    trellis: Shapes = (sizes.num_experts, *trellis_shape(rows, columns, spec.bits))
+    if spec.expert_bits:
+        trellis = [trellis_shape(rows, columns, spec.bits_of(expert)) for expert in sizes.experts]
+    tensors: dict[str, tuple[torch.dtype, Shapes]] = {
+        TRELLIS: (torch.int16, trellis),
         SUH: (torch.float16, (sizes.num_experts, rows)),
         SVH: (torch.float16, (sizes.num_experts, columns)),
     }

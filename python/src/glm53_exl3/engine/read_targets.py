@@ -42,7 +42,9 @@ class Part:
     @property
     def view(self) -> torch.Tensor:
         """The parameter's memory, `[E, ...]`."""
-        return self.loader.views[self.projection, self.suffix]
+        view = self.loader.views[self.projection, self.suffix]
+        assert isinstance(view, torch.Tensor), "layers whose experts differ in bits are not loaded in bulk"
+        return view
 
     @cached_property
     def stored_shape(self) -> tuple[int, ...]:
@@ -119,6 +121,7 @@ def parts_of_layer(loader: ExpertLoader) -> list[Part]:
     return [
         Part(loader, projection, suffix, view.device.type != "cpu")
         for (projection, suffix), view in loader.views.items()
+        if isinstance(view, torch.Tensor)
     ]
 
 

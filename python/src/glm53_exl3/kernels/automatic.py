@@ -28,20 +28,20 @@ class Kind:
     Attributes:
         device: where they are.
         sizes: hidden, intermediate, local experts, top-k, largest batch.
-        bits: of gate, up and down.
+        bits: of gate, up and down, for people; several where experts differ.
         codebooks: of gate, up and down.
         is_limited: whether SwiGLU has a limit.
     """
 
     device: torch.device
     sizes: tuple[int, int, int, int, int]
-    bits: tuple[int, ...]
+    bits: tuple[str, ...]
     codebooks: tuple[str, ...]
     is_limited: bool
 
     def __str__(self) -> str:
         hidden, intermediate, experts, top_k, _ = self.sizes
-        bits, codebook = "/".join(map(str, self.bits)), "/".join(dict.fromkeys(self.codebooks))
+        bits, codebook = "/".join(self.bits), "/".join(dict.fromkeys(self.codebooks))
         return f"hidden {hidden}, intermediate {intermediate}, {experts} experts, top-{top_k}, {codebook}, bits {bits}"
 
 
@@ -50,9 +50,9 @@ def kind_of(layer: PackedLayer, top_k: int, max_tokens: int) -> Kind:
     parts = (layer.gate, layer.up, layer.down)
     hidden, intermediate = layer.gate.suh.shape[1], layer.gate.svh.shape[1]
     return Kind(
-        layer.gate.trellis.device,
+        layer.gate.device,
         (hidden, intermediate, layer.gate.num_experts, top_k, max_tokens),
-        tuple(one.bits for one in parts),
+        tuple(one.rate_text for one in parts),
         tuple(one.codebook for one in parts),
         layer.limit > 0,
     )

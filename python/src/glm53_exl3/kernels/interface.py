@@ -19,13 +19,14 @@ class PackedExperts:
     """One projection of all local experts of a layer, as stored.
 
     Attributes:
-        trellis: int16 `[E, in/16, out/16, 16*bits]`, contiguous.
+        trellis: int16 `[E, in/16, out/16, 16*bits]`, contiguous; where experts differ in bits one such tensor, without
+            the first axis, for each.
         suh: fp16 `[E, in]`.
         svh: fp16 `[E, out]`.
         codebook: of all experts.
     """
 
-    trellis: torch.Tensor
+    trellis: torch.Tensor | tuple[torch.Tensor, ...]
     suh: torch.Tensor
     svh: torch.Tensor
     codebook: Codebook
@@ -33,12 +34,31 @@ class PackedExperts:
     @property
     def num_experts(self) -> int:
         """Local experts."""
-        return self.trellis.shape[0]
+        return self.suh.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it is."""
+        return self.suh.device
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Bits a weight of each expert."""
+        if isinstance(self.trellis, tuple):
+            return tuple(one.shape[-1] // TILE for one in self.trellis)
+        return (self.trellis.shape[-1] // TILE,) * self.num_experts
 
     @property
     def bits(self) -> int:
-        """Bits a weight."""
+        """Bits a weight of all experts, 0 where they differ."""
+        if isinstance(self.trellis, tuple):
+            return self.rates[0] if len(set(self.rates)) == 1 else 0
         return self.trellis.shape[-1] // TILE
+
+    @property
+    def rate_text(self) -> str:
+        """The different bits a weight, for logs, as `2` or `2+3`."""
+        return "+".join(map(str, sorted(set(self.rates)) or [self.bits]))
 
 
 @dataclass(frozen=True)

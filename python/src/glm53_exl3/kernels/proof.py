@@ -56,7 +56,7 @@ def try_out(kernels: Mapping[str, MoEKernel], layer: PackedLayer, top_k: int, ma
         top_k: experts a token.
         max_tokens: largest batch of the engine.
     """
-    generator = torch.Generator(layer.gate.trellis.device).manual_seed(0)
+    generator = torch.Generator(layer.gate.device).manual_seed(0)
     checked = _batch(layer, sum(CHECKED), min(top_k, layer.gate.num_experts), CHECKED_EXPERTS, generator)
     x, ids, weights = checked
     expected = ReferenceKernel(layer, torch.float32, "call")(x.float(), ids, weights)
@@ -107,7 +107,7 @@ _Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _batch(layer: PackedLayer, tokens: int, top_k: int, experts: int, generator: torch.Generator) -> _Batch:
     """Activations bf16 `[T, hidden]`, ids int32 and weights fp32 `[T, top_k]`; experts spread over all there are."""
-    device, all_experts = layer.gate.trellis.device, layer.gate.num_experts
+    device, all_experts = layer.gate.device, layer.gate.num_experts
     used = min(max(experts, top_k), all_experts)
     x = torch.randn(tokens, layer.gate.suh.shape[1], device=device, generator=generator).bfloat16()
     scores = torch.rand(tokens, used, device=device, generator=generator)

@@ -24,7 +24,8 @@ def decode_experts(packed: PackedExperts, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _select(packed: PackedExperts, experts: list[int]) -> PackedExperts:
-    return PackedExperts(packed.trellis[experts], packed.suh[experts], packed.svh[experts], packed.codebook)
+    chosen = tuple(packed.trellis[expert] for expert in experts)
+    return PackedExperts(chosen, packed.suh[experts], packed.svh[experts], packed.codebook)
 
 
 class ReferenceKernel:

@@ -49,7 +49,7 @@ def build_kernel(
             graphs leave no other; `kernels-wrong`, no compiled backend is right.
     """
     layer = source.packed()
-    device = layer.gate.trellis.device
+    device = layer.gate.device
     builds: dict[str, Build] = {
         "native": lambda: NativeKernel(source, max_tokens, top_k),
         "exllamav3": lambda: ExllamaKernel(source, max_tokens, top_k),

@@ -7,10 +7,13 @@ import torch
 from glm53_exl3.errors import KernelError
 from glm53_exl3.kernels.interface import PackedLayer, PackedSource
 
+#: A tensor of each expert: stacked, or each by itself.
+_Stack = torch.Tensor | tuple[torch.Tensor, ...]
 
-def _tensors(layer: PackedLayer) -> list[torch.Tensor]:
+
+def _stacks(layer: PackedLayer) -> list[_Stack]:
     return [
-        tensor for packed in (layer.gate, layer.up, layer.down) for tensor in (packed.trellis, packed.suh, packed.svh)
+        stack for packed in (layer.gate, layer.up, layer.down) for stack in (packed.trellis, packed.suh, packed.svh)
     ]
 
 
@@ -28,9 +31,10 @@ class AddressTables:
         self._addresses = source.addresses()
         # Held: what the tables point to must not be given to somebody else.
         layer = source.packed()
-        self._held = _tensors(layer)
+        self._held = _stacks(layer)
         self._name = layer.name
-        self.tables = [torch.empty(len(one), dtype=torch.int64, device=one.device) for one in self._held]
+        device = layer.gate.device
+        self.tables = [torch.empty(len(one), dtype=torch.int64, device=device) for one in self._held]
         self._write()
 
     def follow(self) -> bool:
@@ -43,13 +47,14 @@ class AddressTables:
         addresses = self._source.addresses()
         if addresses == self._addresses:
             return False
-        held = _tensors(self._source.packed())
+        layer = self._source.packed()
+        held, device = _stacks(layer), layer.gate.device
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if capturing or held[0].device != self.tables[0].device:
+        if capturing or device != self.tables[0].device:
             raise KernelError(
                 "weights-moved",
                 f"{self._name}: packed weights were moved after they were loaded"
-                + (", before the capture of a CUDA graph" if capturing else f", to {held[0].device}"),
+                + (", before the capture of a CUDA graph" if capturing else f", to {device}"),
                 expected="weights that stay on their device, and in place once graphs are captured",
                 hint="run a batch before capturing, or do not move the weights",
             )
@@ -58,7 +63,14 @@ class AddressTables:
         return True
 
     def _write(self) -> None:
-        for table, tensor in zip(self.tables, self._held, strict=True):
-            assert tensor.is_contiguous()
-            stride = tensor[0].numel() * tensor.element_size() if len(tensor) else 0
-            table.copy_(torch.arange(len(tensor), dtype=torch.int64) * stride + tensor.data_ptr())
+        for table, stack in zip(self.tables, self._held, strict=True):
+            table.copy_(_addresses(stack))
+
+
+def _addresses(stack: _Stack) -> torch.Tensor:
+    if isinstance(stack, tuple):
+        assert all(one.is_contiguous() for one in stack)
+        return torch.tensor([one.data_ptr() for one in stack], dtype=torch.int64)
+    assert stack.is_contiguous()
+    stride = stack[0].numel() * stack.element_size() if len(stack) else 0
+    return torch.arange(len(stack), dtype=torch.int64) * stride + stack.data_ptr()

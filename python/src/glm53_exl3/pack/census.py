@@ -257,14 +257,14 @@ class LayerRange(NamedTuple):
 
     Attributes:
         first, last: layer indices.
-        bits: bits of gate, up and down; empty where the experts are ordinary weights.
+        bits: bits of gate, up and down, several where experts differ; empty where the experts are ordinary weights.
         codebook: codebook of all three, empty where the experts are ordinary weights.
         is_mtp: whether they are multi-token-prediction layers.
     """
 
     first: int
     last: int
-    bits: tuple[int, ...]
+    bits: tuple[int | tuple[int, ...], ...]
     codebook: str
     is_mtp: bool
 
@@ -273,12 +273,18 @@ def layer_ranges(inventory: Inventory) -> list[LayerRange]:
     """The layers of routed experts of a pack in their order, neighbours that are alike in one."""
     mtp = frozenset(inventory.shape.mtp_layers if inventory.shape else ())
     single = [
-        LayerRange(layer.layer, layer.layer, layer.bits, layer.projections["gate_proj"].codebook, layer.layer in mtp)
+        LayerRange(
+            layer.layer,
+            layer.layer,
+            tuple(rates if len(rates) > 1 else rates[0] for rates in layer.rates),
+            layer.projections["gate_proj"].codebook,
+            layer.layer in mtp,
+        )
         for layer in inventory.layers.values()
     ]
     single += [LayerRange(layer, layer, (), "", layer in mtp) for layer in set(inventory.plain_blocks.values())]
     ranges: list[LayerRange] = []
-    for one in sorted(single):
+    for one in sorted(single, key=lambda each: each.first):
         before = ranges[-1] if ranges else None
         if before is not None and before.last + 1 == one.first and before[2:] == one[2:]:
             ranges[-1] = before._replace(last=one.last)

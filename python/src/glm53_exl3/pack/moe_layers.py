@@ -1,7 +1,11 @@
-"""Routed-expert layers of a pack: K and codebook of each, and whether every expert is there."""
+"""Routed-expert layers of a pack: K and codebook of each, and whether every expert is there.
+
+K may differ between the experts of a projection, where `quantization_config` states none for the layer.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,14 +29,25 @@ class ProjectionSpec:
 
     Attributes:
         in_features, out_features: of one expert's weight `[in, out]`.
-        bits: bits a weight.
+        bits: bits a weight, of most experts where they differ.
         codebook: codebook of the trellis.
+        expert_bits: of each expert where they differ, else empty.
     """
 
     in_features: int
     out_features: int
     bits: int
     codebook: Codebook
+    expert_bits: tuple[int, ...] = ()
+
+    def bits_of(self, expert: int) -> int:
+        """Bits a weight of one expert."""
+        return self.expert_bits[expert] if self.expert_bits else self.bits
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """The different bits a weight, rising."""
+        return tuple(sorted(set(self.expert_bits))) or (self.bits,)
 
 
 @dataclass(frozen=True)
@@ -57,8 +72,18 @@ class MoELayer:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Bits of gate, up and down."""
+        """Bits of gate, up and down, of most experts where they differ."""
         return tuple(self.projections[projection].bits for projection in PROJECTIONS)
+
+    @property
+    def rates(self) -> tuple[tuple[int, ...], ...]:
+        """Bits of gate, up and down, several where experts differ."""
+        return tuple(self.projections[projection].rates for projection in PROJECTIONS)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether experts of a projection differ in bits."""
+        return any(spec.expert_bits for spec in self.projections.values())
 
 
 @dataclass
@@ -101,7 +126,7 @@ def moe_layers(
         specs = {}
         for projection, present in block.by_projection.items():
             if present:
-                specs[projection], uneven = _common(present)
+                specs[projection], uneven = _common(present, num_experts)
                 found += uneven
         if len(specs) == len(PROJECTIONS):
             layer = MoELayer(name, block.layer, num_experts, specs)
@@ -185,24 +210,23 @@ def bias_unsupported(module: str) -> DamageError:
     )
 
 
-def _common(experts: Mapping[int, LinearModule]) -> tuple[ProjectionSpec, list[Glm53Error]]:
-    """The specification of most experts of a projection, and the modules that differ from it."""
-    votes: dict[tuple[int, int, int, Codebook], list[LinearModule]] = {}
+def _common(experts: Mapping[int, LinearModule], num_experts: int) -> tuple[ProjectionSpec, list[Glm53Error]]:
+    """The specification of most experts of a projection, and the modules that differ from it in more than bits."""
+    votes: dict[tuple[int, int, Codebook], list[LinearModule]] = {}
     for module in experts.values():
-        _, in_features, out_features, bits, codebook, _ = module
-        votes.setdefault((in_features, out_features, bits, codebook), []).append(module)
+        votes.setdefault((module.in_features, module.out_features, module.codebook), []).append(module)
     elected = max(votes, key=lambda candidate: len(votes[candidate]))
-    spec = ProjectionSpec(*elected)
-    faults: list[Glm53Error] = [
-        _differs(module, ProjectionSpec(*other), spec)
-        for other, modules in votes.items()
-        if other != elected
-        for module in modules
-    ]
+    in_features, out_features, codebook = elected
+    counts = Counter(module.bits for module in votes[elected])
+    bits = counts.most_common(1)[0][0]
+    each = tuple(experts[one].bits if one in experts else bits for one in range(num_experts)) if len(counts) > 1 else ()
+    spec = ProjectionSpec(in_features, out_features, bits, codebook, each)
+    faults = [_differs(module, spec) for other, modules in votes.items() if other != elected for module in modules]
     return spec, faults
 
 
-def _differs(module: LinearModule, found: ProjectionSpec, expected: ProjectionSpec) -> Glm53Error:
+def _differs(module: LinearModule, expected: ProjectionSpec) -> Glm53Error:
+    found = _spec(module)
     if found.codebook != expected.codebook:
         return DamageError(
             "codebook-mixed",
@@ -210,15 +234,6 @@ def _differs(module: LinearModule, found: ProjectionSpec, expected: ProjectionSp
             expected=_marker(module.name, expected.codebook),
             found=_marker(module.name, found.codebook),
             hint="the marker tensor was lost or is wrong; " + _REFETCH,
-            tensors=[f"{module.name}.{TRELLIS}"],
-        )
-    if found.bits != expected.bits:
-        return DamageError(
-            "bits-by-expert",
-            f"{module.name}.trellis has another bit rate than the other experts of its layer",
-            expected=f"{expected.bits} bits",
-            found=f"{found.bits} bits",
-            hint="use a pack with one bit rate for each projection of a layer",
             tensors=[f"{module.name}.{TRELLIS}"],
         )
     return DamageError(
@@ -263,13 +278,31 @@ def _wrong_sizes(layer: MoELayer, shape: ModelShape | None) -> Iterable[Glm53Err
         )
 
 
+def _uneven(layer: MoELayer, bits: int, key: str) -> Iterable[Glm53Error]:
+    """Experts that differ from the others of their projection although one rate is stated for all."""
+    for projection, spec in layer.projections.items():
+        for expert, found in enumerate(spec.expert_bits):
+            if found != spec.bits:
+                name = layer.tensor_name(expert, projection, TRELLIS)
+                yield DamageError(
+                    "bits-by-expert",
+                    f"{name} has another bit rate than the other experts of its layer, and {key} says {bits} for all",
+                    expected=f"{spec.bits} bits",
+                    found=f"{found} bits",
+                    hint=f"{_REFETCH}; if experts are meant to differ, take {BITS} and {LAYER_BITS} out of its {KEY}",
+                    tensors=[name],
+                )
+
+
 def _contradictions(layer: MoELayer, stated: QuantizationFields) -> Iterable[Glm53Error]:
     bits = stated.stated_bits(layer.layer)
+    listed = layer.layer in stated.layer_bits
+    key = f"{KEY}.{LAYER_BITS}[{layer.layer}]" if listed else f"{KEY}.{BITS}"
+    if bits is not None:
+        yield from _uneven(layer, bits, key)
     if bits is not None and set(layer.bits) != {bits}:
-        listed = layer.layer in stated.layer_bits
-        key = f"{KEY}.{LAYER_BITS}[{layer.layer}]" if listed else f"{KEY}.{BITS}"
         wrong = next(projection for projection in PROJECTIONS if layer.projections[projection].bits != bits)
-        even = len(set(layer.bits)) == 1
+        even = len(set(layer.bits)) == 1 and not layer.is_mixed
         mended = f'write "{LAYER_BITS}": {{"{layer.layer}": {layer.bits[0]}}} into its {KEY}'
         mended = mended if even else f"take {BITS} and {LAYER_BITS} out of its {KEY}"
         yield DamageError(

@@ -78,12 +78,13 @@ def _reference(inventory: Inventory) -> Verdict:
 def compiled_backends(layer: MoELayer) -> frozenset[str]:
     """Compiled backends that decode a layer: all its experts have one codebook, and there are kernels for it.
 
-    `require_codebook` of `kernels/exllamav3` and `codebook_of` of `kernels/native` say the same of loaded tensors.
+    exllamav3's kernel also wants one bit rate for all experts. The backends say the same of loaded tensors.
     """
     codebooks = {projection.codebook for projection in layer.projections.values()}
     if len(codebooks) > 1:
         return frozenset()
-    return frozenset({"native", "exllamav3"} if codebooks <= _FUSED_CODEBOOKS else {"native"})
+    has_fused = codebooks <= _FUSED_CODEBOOKS and not layer.is_mixed
+    return frozenset({"native", "exllamav3"} if has_fused else {"native"})
 
 
 def layers_outside(inventory: Inventory, backends: Collection[str]) -> list[MoELayer]:
@@ -105,10 +106,10 @@ def _exllamav3(inventory: Inventory) -> Verdict:
     reasons: tuple[str, ...] = () if inventory.layers else ("no EXL3 experts",)
     if others:
         codebooks = " and ".join(sorted({projection.codebook for projection in others[0].projections.values()}))
-        reasons = (
-            f"layer {others[0].layer} has the codebook {codebooks}; its fused kernel has instances of mcg and mul1, "
-            "one a layer",
-        )
+        why = f"the codebook {codebooks}; its fused kernel has instances of mcg and mul1, one a layer"
+        if set(codebooks.split(" and ")) <= _FUSED_CODEBOOKS and others[0].is_mixed:
+            why = "experts of different bits; its fused kernel takes one rate for all"
+        reasons = (f"layer {others[0].layer} has {why}",)
     return Verdict(
         "exllamav3", "kernel", not reasons, reasons or (f"its fused kernel takes every layer, on a GPU; {_UNTRIED}",)
     )

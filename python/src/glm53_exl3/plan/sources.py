@@ -62,12 +62,13 @@ def _expert_layer(layer: MoELayer, *, is_mtp: bool) -> ExpertLayer:
     num_weights = packed_bytes = 0
     for one in layer.projections.values():
         num_weights += one.in_features * one.out_features
-        words = math.prod(trellis_shape(one.in_features, one.out_features, one.bits))
+        rates = one.expert_bits or (one.bits,) * layer.num_experts
+        words = sum(math.prod(trellis_shape(one.in_features, one.out_features, bits)) for bits in rates)
         # int16 words of the trellis, fp16 suh and svh.
-        packed_bytes += 2 * (words + one.in_features + one.out_features)
+        packed_bytes += 2 * (words + layer.num_experts * (one.in_features + one.out_features))
     return ExpertLayer(
         num_experts=layer.num_experts,
-        packed_bytes=layer.num_experts * packed_bytes,
+        packed_bytes=packed_bytes,
         num_weights=layer.num_experts * num_weights,
         backends=compiled_backends(layer),
         is_mtp=is_mtp,

@@ -99,8 +99,8 @@ def require_layers(settings: Settings, kernels: KernelSettings, runs: KernelSett
         inventory: of the pack, sound.
 
     Raises:
-        KernelError: `exllamav3-top-k` and `exllamav3-codebook`, where exllamav3 is asked for by name or alone is
-            installed; `native-codebook`.
+        KernelError: `exllamav3-top-k`, `exllamav3-bits` and `exllamav3-codebook`, where exllamav3 is asked for by name
+            or alone is installed; `native-codebook`.
     """
     backends = compiled_choice(runs)
     top_k = inventory.shape.experts_per_token if inventory.shape else 0
@@ -127,6 +127,13 @@ def require_layers(settings: Settings, kernels: KernelSettings, runs: KernelSett
             what,
             expected="one codebook for gate, up and down: nothing else can be recorded in CUDA graphs",
             hint=_REFERENCE,
+        )
+    if codebooks != ["3inst"]:
+        raise KernelError(
+            "exllamav3-bits",
+            f"{outside[0].block} has experts of different bits",
+            expected="one bit rate for all experts of a layer: exllamav3's kernel takes no more",
+            hint=f"{_native_instead(settings, kernels)}; or {_REFERENCE}",
         )
     raise KernelError(
         "exllamav3-codebook",

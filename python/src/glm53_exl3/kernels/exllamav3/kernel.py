@@ -31,16 +31,17 @@ class ExllamaKernel:
         top_k: experts a token.
 
     Raises:
-        KernelError: `extension-missing`, `extension-other`; `exllamav3-codebook` and `exllamav3-top-k` for what
-            exl3_moe has no kernels for.
+        KernelError: `extension-missing`, `extension-other`; `exllamav3-codebook`, `exllamav3-bits` and
+            `exllamav3-top-k` for what exl3_moe has no kernels for.
     """
 
     def __init__(self, source: PackedSource, max_tokens: int, top_k: int) -> None:
         layer = source.packed()
         require_codebook(layer)
         _require_top_k(top_k)
+        _require_one_rate(layer)
         self._extension = load_extension()
-        self._device = layer.gate.trellis.device
+        self._device = layer.gate.device
         require_arch(self._extension, torch.cuda.get_device_capability(self._device))
         self._tables = AddressTables(source)
         self._bits = [packed.bits for packed in (layer.gate, layer.up, layer.down)]
@@ -114,6 +115,17 @@ def _require_top_k(top_k: int) -> None:
             expected=f"at most {MAX_TOP_K}",
             hint="open an issue that names the model",
         )
+
+
+def _require_one_rate(layer: PackedLayer) -> None:
+    for name, packed in (("gate", layer.gate), ("up", layer.up), ("down", layer.down)):
+        if len(set(packed.rates)) > 1:
+            raise KernelError(
+                "exllamav3-bits",
+                f"{layer.name}: experts have {packed.rate_text} bits for {name}",
+                expected="one bit rate for all experts: exl3_moe takes no more",
+                hint="GLM53_EXL3_KERNEL=native, or auto with the native kernels built (docs/extension.md)",
+            )
 
 
 def require_codebook(layer: PackedLayer) -> None:

@@ -56,13 +56,14 @@ class NativeKernel:
         layer = source.packed()
         self._codebook = _CODEBOOKS[codebook_of(layer)]
         self._extension = load_extension()
-        self._device = layer.gate.trellis.device
+        self._device = layer.gate.device
         require_arch(self._extension, torch.cuda.get_device_capability(self._device))
         self._tables = AddressTables(source)
-        rates = [packed.bits for packed in (layer.gate, layer.up, layer.down)]
-        self._rate = rates[0] if len(set(rates)) == 1 else _MIXED
+        projections = (layer.gate, layer.up, layer.down)
+        rates = {packed.bits for packed in projections}
+        self._rate = rates.pop() if len(rates) == 1 else _MIXED
         experts = layer.gate.num_experts
-        self._rates = [torch.full((experts,), rate, dtype=torch.uint8, device=self._device) for rate in rates]
+        self._rates = [torch.tensor(one.rates, dtype=torch.uint8, device=self._device) for one in projections]
         self._limit = layer.limit
         hidden, self._intermediate = layer.gate.suh.shape[1], layer.gate.svh.shape[1]
         self._memory = self._share(scratch_for(hidden, self._intermediate, experts, top_k, max_tokens))
