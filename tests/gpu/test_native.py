@@ -117,6 +117,13 @@ def test_counters_are_zero_between_calls(small: PackedLayer) -> None:
         assert not kernel._memory.tensor[:counters].any(), tokens
 
 
+def test_calls_with_other_numbers_of_choices_share_the_scratch(small: PackedLayer) -> None:
+    kernel, reference = NativeKernel(FixedWeights(small), 600, TOP_K), DenseReference(small)
+    for tokens, top_k in ((600, 4), (5, 9), (3, 4), (200, 9), (40, 1), (2, 4), (600, 2), (7, 4)):
+        batch = random_batch(tokens, HIDDEN, EXPERTS, top_k)
+        assert error(run(kernel, batch), reference(batch)) < TOLERANCE, (tokens, top_k)
+
+
 def test_refused_call_leaves_the_next_one_right(small: PackedLayer) -> None:
     kernel, batch = NativeKernel(FixedWeights(small), 600, TOP_K), random_batch(20, HIDDEN, EXPERTS, TOP_K)
     with pytest.raises(RuntimeError, match="a float weight for each expert"):

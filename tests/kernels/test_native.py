@@ -131,7 +131,8 @@ def test_one_rate_and_each_codebook_reach_the_kernels(
 
 def test_both_ways_to_run_a_batch_are_loaded_before_any_capture(stand_in: StandIn) -> None:
     NativeKernel(FixedWeights(stand_in.packed), 8, 3)
-    assert [len(call["x"]) for call in stand_in.calls] == [1, 1024 // 3, 1024 // 3 + 1]
+    # Four experts with 8 rows on average are the most of a decode step; one token more is sorted.
+    assert [len(call["x"]) for call in stand_in.calls] == [1, 4 * 8 // 3, 4 * 8 // 3 + 1]
     assert all((call["expert"] == -1).all() for call in stand_in.calls)
 
 

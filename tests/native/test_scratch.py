@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from glm53_exl3.kernels.native import scratch as python
-from glm53_exl3.kernels.native.scratch import DECODE_CHOICES, MAX_BYTES, Scratch, scratch_for
+from glm53_exl3.kernels.native.scratch import DECODE_CHOICES, DECODE_ROWS, MAX_BYTES, Scratch, scratch_for
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "python" / "csrc" / "native"
@@ -47,6 +47,7 @@ def test_bytes_are_those_of_the_layout(program: Path) -> None:
 def test_choices_of_a_decode_step_are_those_of_the_kernels() -> None:
     constants = dict(re.findall(r"constexpr int (k\w+) = (\d+);", (SOURCES / "sizes.h").read_text(encoding="utf-8")))
     assert int(constants["kMaxDecodeChoices"]) == DECODE_CHOICES
+    assert int(constants["kDecodeRows"]) == DECODE_ROWS
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -65,3 +66,11 @@ def test_pieces_are_as_large_as_the_bound_lets_them(layer: tuple[int, int, int, 
 
 def test_a_layer_of_glm_runs_its_largest_usual_batch_in_one_piece() -> None:
     assert scratch_for(4096, 2048, 288, 8, 2048).tokens == 2048
+
+
+def test_counters_lie_in_the_same_place_for_every_batch() -> None:
+    """Otherwise a call with other numbers of tokens or choices would leave its data where this one expects 0."""
+    sizes = {
+        Scratch(512, 256, 12, top_k, tokens).counter_bytes for top_k in (1, 4, 16) for tokens in (1, 64, 700, 2000)
+    }
+    assert len(sizes) == 1

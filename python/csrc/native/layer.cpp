@@ -20,8 +20,6 @@ namespace {
 constexpr int kMostExperts = 8192;  // sorting counts them in shared memory
 constexpr int kTables = 9;
 
-// Up to so many rows of an expert on average, decoding its weights for every 8 rows costs less than sorting.
-constexpr int kDecodeRows = 8;
 constexpr int kMostPieces = 4;
 
 const Variant& choose(int64_t rate, int64_t codebook) {

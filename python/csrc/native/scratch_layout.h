@@ -37,7 +37,8 @@ inline ScratchLayout layout(int64_t tokens, int64_t top_k, int64_t hidden, int64
     const int64_t choices = tokens * top_k, few = std::min<int64_t>(choices, kMaxDecodeChoices);
     ScratchLayout at{};
     Places counters(0);
-    at.arrived = counters.take(std::min<int64_t>(tokens, kMaxDecodeChoices) * (hidden / kColumns) * 4);
+    // Whatever the batch: calls with other numbers of tokens or choices must not put anything else where these expect 0.
+    at.arrived = counters.take(kMaxDecodeChoices * (hidden / kColumns) * 4);
     at.ready = counters.take(2 * kMaxDecodeChoices * 4);
     at.met = counters.take(kMostUnits * 4);
     at.counters_end = counters.end();

@@ -12,6 +12,8 @@ constexpr int kMostShared = 99 * 1024;
 
 // Choices of a decode step; a block keeps the rows of its expert in shared memory.
 constexpr int kMaxDecodeChoices = 1024;
+// Up to so many rows of an expert on average, decoding its weights for every 8 rows costs less than sorting.
+constexpr int kDecodeRows = 8;
 // Blocks of gate_up that share the input of a product, at most: as many as an H200 runs side by side, with room for larger GPUs.
 constexpr int kMostUnits = 256;
 

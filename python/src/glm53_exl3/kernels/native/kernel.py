@@ -13,7 +13,7 @@ from glm53_exl3.format.codebooks import Codebook
 from glm53_exl3.kernels.extension import require_arch
 from glm53_exl3.kernels.interface import PackedLayer, PackedSource
 from glm53_exl3.kernels.native.extension import load_extension
-from glm53_exl3.kernels.native.scratch import DECODE_CHOICES, Scratch, scratch_for
+from glm53_exl3.kernels.native.scratch import DECODE_CHOICES, DECODE_ROWS, Scratch, scratch_for
 from glm53_exl3.kernels.streams import Turns
 from glm53_exl3.kernels.tables import AddressTables
 
@@ -67,7 +67,7 @@ class NativeKernel:
         self._limit = layer.limit
         hidden, self._intermediate = layer.gate.suh.shape[1], layer.gate.svh.shape[1]
         self._memory = self._share(scratch_for(hidden, self._intermediate, experts, top_k, max_tokens))
-        self._warm(hidden, top_k)
+        self._warm(hidden, top_k, experts)
 
     @property
     def backend(self) -> str:
@@ -113,9 +113,9 @@ class NativeKernel:
             raise
         return output
 
-    def _warm(self, hidden: int, top_k: int) -> None:
+    def _warm(self, hidden: int, top_k: int, experts: int) -> None:
         """Every kernel once, outside any capture: CUDA loads code when it is first called."""
-        few = DECODE_CHOICES // top_k
+        few = max(1, min(DECODE_CHOICES, DECODE_ROWS * experts) // top_k)
         for tokens in (1, few, few + 1):
             x = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=self._device)
             nobody = torch.full((tokens, top_k), -1, dtype=torch.int32, device=self._device)

@@ -12,6 +12,8 @@ from typing import Final
 MAX_BYTES: Final = 704 << 20
 #: Choices of a call that the decode path may take, `kMaxDecodeChoices` of sizes.h, as the other numbers.
 DECODE_CHOICES: Final = 1024
+#: Rows that an expert has on average, at most, in a call that takes it; `kDecodeRows` of sizes.h.
+DECODE_ROWS: Final = 8
 _UNITS: Final = 256
 _SHORT_ROWS: Final = 56
 _PIECE_ROWS: Final = 64
@@ -44,8 +46,8 @@ class Scratch:
 
     @property
     def counter_bytes(self) -> int:
-        """Bytes at the beginning that are 0 between calls."""
-        arrived = min(self.tokens, DECODE_CHOICES) * (self.hidden // _BLOCK)
+        """Bytes at the beginning that are 0 between calls, as many for every batch."""
+        arrived = DECODE_CHOICES * (self.hidden // _BLOCK)
         return _aligned(arrived * 4, 2 * DECODE_CHOICES * 4, _UNITS * 4)
 
     @property
